@@ -64,6 +64,7 @@ from gofer.logs import RecentLines
 from gofer.mac_upgrade import begin_signing
 from gofer.mcp.oauth import Authoriser
 from gofer.mcp.servers import McpServers
+from gofer.memory.manager import MEMORY, MemoryManager
 from gofer.memory.recall import Recall
 from gofer.outbox.deliver import Outbox
 from gofer.outbox.progress import ProgressUpdater, RunSummary
@@ -485,6 +486,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
             POLL: poller.poll,
             CATCH_UP: poller.catch_up,
             SET_UP: poller.set_up,
+            MEMORY: MemoryManager(database, vault).handle,
         },
         apology=apology,
         capacity=Capacity(

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, func, select, update
 from gofer.errors import GoferError, NotFound
 from gofer.memory import index
 from gofer.memory.index import Document, IndexMoved, IndexState
+from gofer.memory.manager import ensure_tidying
 from gofer.memory.records import LIVE, Memory, opened, resolve, turn_id
 from gofer.memory.scopes import (
     CONVERSATION,
@@ -153,7 +154,8 @@ class Recall:
         rows = await self._database.read(partial(index.read_rows, state=state, terms=hashes.values()))
         changes = await asyncio.to_thread(index.add_documents, state, documents, batch.keys, hashes, rows)
         noted = [(row.id, row.version) for row in batch.noted]
-        await self._database.write(partial(_write, changes=changes, upto=upto, noted=noted))
+        tidy = any(row.kind == "note" for row in batch.noted)
+        await self._database.write(partial(_write, changes=changes, upto=upto, noted=noted, tidy=tidy))
         return len(documents)
 
     async def keep_indexed(self) -> None:
@@ -337,9 +339,11 @@ def _documents(batch: _Batch) -> tuple[list[Document], int]:
 
 
 def _write(
-    connection: Connection, changes: index.Changes, upto: int, noted: Sequence[tuple[str, int]]
+    connection: Connection, changes: index.Changes, upto: int, noted: Sequence[tuple[str, int]], tidy: bool
 ) -> None:
     index.write_changes(connection, changes, upto)
+    if tidy:
+        ensure_tidying(connection, changes.state.scope_id)
     for memory_id, version in noted:
         connection.execute(
             update(memories)

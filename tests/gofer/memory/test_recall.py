@@ -11,9 +11,13 @@ from sqlalchemy import select, update
 
 from gofer.errors import Forbidden
 from gofer.identity import grant_role
+from gofer.jobs.queue import SERVICE
+from gofer.memory import manager as manager_module
 from gofer.memory import records
 from gofer.memory.audience import audience, new_scope
 from gofer.memory.index import read_index
+from gofer.memory.manager import MEMORY, MemoryManager
+from gofer.memory.notes import EVENT
 from gofer.memory.recall import DAMAGED, Recall, Results, reindex
 from gofer.memory.records import NewMemory, turn_id
 from gofer.memory.scopes import agent_scope, conversation_scope, person_scope
@@ -25,6 +29,8 @@ from gofer.store.tables import (
     Trust,
     agents,
     conversations,
+    events,
+    jobs,
     memory_indexes,
     memory_postings,
     messages,
@@ -309,3 +315,41 @@ def pad(connection: Any, world: World, conversation: str, count: int) -> None:
     connection.execute(
         update(conversations).where(conversations.c.id == conversation).values(last_seq=count + 1)
     )
+
+
+async def test_notes_that_say_the_same_become_one_in_a_job_that_can_die(scene: Scene) -> None:
+    await scene.said("ann-phone", "ann", "hello")
+    scope = person_scope(scene.people["ann"])
+    for text in (
+        "Tea at five.",
+        "tea at FIVE",
+        "Tea at six.",
+        "Tea at five!",
+        "I do not like tea",
+        "I do like tea",
+    ):
+        await scene.note(scope, text)
+    await scene.found("ann-phone", "tea")
+    (claim,) = await scene.world.claim(pool=SERVICE)
+    assert (claim.kind, claim.payload) == (MEMORY, {"scope": scope})
+    manager = MemoryManager(scene.world.database, scene.world.vault)
+    pairs = await scene.world.run(manager_module._repeated, vault=scene.world.vault, scope_id=scope)
+    assert len(pairs) == 2
+    # One is merged, then the process dies; whoever goes on merges the rest and nothing twice.
+    await scene.world.run(manager_module._merge, vault=scene.world.vault, kept=pairs[0][0], gone=pairs[0][1])
+    assert await manager.tidy(scope) == 1
+    assert await manager.tidy(scope) == 0
+    left = await scene.found("ann-phone", "tea")
+    assert sorted(left) == ["I do like tea", "I do not like tea", "Tea at five!", "Tea at six."]
+    told = await scene.world.rows(select(events.c.data).where(events.c.kind == EVENT))
+    merges = [row.data for row in told if row.data["what"] == "merge"]
+    assert len(merges) == 2
+    assert all(each["tokens_before"] > each["tokens_after"] for each in merges)
+
+
+async def test_of_the_same_note_many_times_one_job_is_made(scene: Scene) -> None:
+    await scene.said("ann-phone", "ann", "hello")
+    for _ in range(3):
+        await scene.note(person_scope(scene.people["ann"]), "Tea at five")
+        await scene.found("ann-phone", "tea")
+    assert await scene.world.count(jobs, jobs.c.kind == MEMORY) == 1
