@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Malformed
-from gofer.web.api.http import RequestModel, json_response, parse_body, parse_query, platform_of
+from gofer.web.api.http import EmptyBody, RequestModel, json_response, parse_body, parse_query, platform_of
 from gofer.web.auth import record_reading, visitor_of
 from gofer.web.queries import memories
 
@@ -127,6 +127,7 @@ async def change(request: Request) -> Response:
 
 async def forget(request: Request) -> Response:
     """Forget one. It can be restored."""
+    await parse_body(request, EmptyBody)
     platform = platform_of(request)
     gone = await platform.database.write(
         partial(
@@ -141,6 +142,7 @@ async def forget(request: Request) -> Response:
 
 async def restore(request: Request) -> Response:
     """Bring back one that was forgotten."""
+    await parse_body(request, EmptyBody)
     platform = platform_of(request)
     found = await platform.database.write(
         partial(
