@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,7 +25,7 @@ from gofer.jobs.queue import Claim
 from gofer.memory import records
 from gofer.memory.scopes import conversation_scope
 from gofer.runs import store_adapters
-from gofer.runs.memories import StoreMemories
+from gofer.runs.memories import StoreMemories, keep_rules
 from gofer.runs.spend import StoreLedger
 from gofer.runs.store_adapters import StoreBlobs, StoreHistory, StoreJournal, StoreQuestions
 from gofer.store.tables import events, jobs, memories, messages, participants
@@ -35,7 +36,9 @@ from support.world import World
 STONE = re.compile(r'\[(mem_[a-z0-9]+) evicted: ([^\[\]"]*)\. recall\("\1"\)\]')
 
 
-COMPACT = {"compact_at": 6_500, "clear_batch": 100_000}
+EVICT: Any = {"compact_at": 9_000, "clear_at": 1_000, "clear_batch": 500}
+"""Sizes at which results go after a few rounds."""
+COMPACT: Any = {"compact_at": 6_500, "clear_batch": 100_000}
 """Sizes at which everything becomes a summary again and again, and nothing is cleared before."""
 
 
@@ -136,8 +139,8 @@ async def test_an_evicted_result_comes_back_to_the_byte(world: World, direct: Ma
     def wanted(request: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return {"id": next(iter(stones(request))), "full": True} if not script.recalled else None
 
-    script = Script(30, wanted)
-    run, service, claim = await begin(world, direct, script, compact_at=50_000, clear_at=5_000)
+    script = Script(14, wanted)
+    run, service, claim = await begin(world, direct, script, **EVICT)
     assert isinstance(await run.run(), Answered)
     assert body(script.recalled[0]) == measured(1)
     assert service.refused == []
@@ -153,8 +156,8 @@ async def test_an_evicted_result_comes_back_to_the_byte(world: World, direct: Ma
 async def test_a_gist_says_what_was_called_and_cannot_break_out_of_its_line(
     world: World, direct: Make
 ) -> None:
-    script = Script(30, lambda request: None)
-    run, service, _ = await begin(world, direct, script, compact_at=50_000, clear_at=5_000)
+    script = Script(14, lambda request: None)
+    run, service, _ = await begin(world, direct, script, **EVICT)
     await run.run()
     found = stones(service.received[-1])
     assert len(found) >= 3
@@ -243,7 +246,7 @@ async def test_a_rule_of_the_first_message_is_in_the_prompt_after_five_compactio
     world: World, direct: Make
 ) -> None:
     rule = "Never push to main without asking me <first>."
-    script = Script(60, lambda request: None)
+    script = Script(45, lambda request: None)
     run, service, claim = await begin(world, direct, script, said=f"Measure things. {rule}", **COMPACT)
     assert isinstance(await run.run(), Answered)
     points = [
@@ -280,7 +283,7 @@ async def test_a_rule_that_was_revoked_is_not_pinned_any_more_until_it_is_said_a
 ) -> None:
     rule = "Always answer in French."
 
-    async def ask(seq: int, text: str, turns: int = 30) -> tuple[Claim, str]:
+    async def ask(seq: int, text: str, turns: int = 14) -> tuple[Claim, str]:
         await world.say(text)
         run, service = direct(Script(turns, lambda request: None), tools=TOOLS, spec=small_context(**COMPACT))
         run.inbox, run.covers = ListInbox(ada(text, seq)), Covers(read_seq=seq - 1)
@@ -373,11 +376,35 @@ async def test_neighbours_of_a_result_are_the_results_beside_it(world: World, di
             return None
         return {"id": list(stones(request))[1], "around": 1, "full": True}
 
-    script = Script(30, wanted)
-    run, _, _ = await begin(world, direct, script, compact_at=50_000, clear_at=5_000)
+    script = Script(14, wanted)
+    run, _, _ = await begin(world, direct, script, **EVICT)
     await run.run()
     heads = re.findall(r"^(\d+) line 0:", script.recalled[0], re.M)
     assert heads == ["1", "2", "3"]
+
+
+async def test_a_message_can_be_named_by_its_number(world: World, direct: Make) -> None:
+    script = Script(0, lambda request: {"id": "#1"} if not script.recalled else None)
+    run, _, _ = await begin(world, direct, script, said="the first words")
+    await run.run()
+    assert "the first words" in script.recalled[0]
+
+
+async def test_two_agents_that_hear_a_rule_at_once_keep_it_once(world: World) -> None:
+    await world.agent("second")
+    await world.say("Never do that again.")
+    claims = await world.claim(limit=2)
+    assert len({claim.agent_id for claim in claims}) == 2
+
+    async def read(claim: Claim) -> None:
+        await world.run(keep_rules, vault=world.vault, claim=claim, spoken={"Never do that again.": 1})
+
+    await asyncio.gather(*map(read, claims))
+    (rule,) = await rules(world, claims[0])
+    scope = conversation_scope(str(claims[0].conversation_id))
+    await world.run(records.forget, vault=world.vault, memory_id=rule.id, scopes=(scope,))
+    await asyncio.gather(*map(read, claims))
+    assert await rules(world, claims[0]) == [], "the message that was revoked does not say it again"
 
 
 async def test_a_long_memory_is_read_in_pages(world: World, direct: Make) -> None:
@@ -407,9 +434,9 @@ async def test_what_was_recalled_is_journaled_by_id_and_gone_when_it_is_purged(
     world: World, direct: Make
 ) -> None:
     script = Script(
-        30, lambda request: {"id": next(iter(stones(request))), "full": True} if not script.recalled else None
+        14, lambda request: {"id": next(iter(stones(request))), "full": True} if not script.recalled else None
     )
-    run, _, claim = await begin(world, direct, script, compact_at=50_000, clear_at=5_000)
+    run, _, claim = await begin(world, direct, script, **EVICT)
     await run.run()
     journal = StoreJournal(world.database, world.vault, claim)
 
@@ -421,12 +448,12 @@ async def test_what_was_recalled_is_journaled_by_id_and_gone_when_it_is_purged(
 
     assert body(await recalled()) == measured(1), "a worker that takes over sees what the first one saw"
     await world.run(lambda c: c.execute(memories.update().values(sealed=None, gist=None)))
-    assert body(await recalled()).endswith("is purged]")
+    assert body(await recalled()).endswith("cannot be read any more]")
 
 
 async def test_a_new_epoch_evicts_and_ids_stay_recallable(world: World, direct: Make) -> None:
     rule = "Never mention the weather."
-    run, _, claim = await begin(world, direct, Script(30, lambda r: None), said=f"Hi. {rule}", **COMPACT)
+    run, _, claim = await begin(world, direct, Script(14, lambda r: None), said=f"Hi. {rule}", **COMPACT)
     await run.run()
     await world.end(claim, Done(included_to=1))
     await world.run(lambda c: c.execute(participants.update().values(epoch_seq=messages_to(c))))
@@ -468,9 +495,7 @@ async def test_a_forgotten_message_is_shown_to_no_run_any_more(world: World, dir
 
 
 async def test_switched_off_it_is_as_before(world: World, direct: Make) -> None:
-    run, service, claim = await begin(
-        world, direct, Script(30, lambda r: None), compact_at=50_000, clear_at=5_000
-    )
+    run, service, claim = await begin(world, direct, Script(14, lambda r: None), **EVICT)
     run.memories = None
     run.journal = StoreJournal(world.database, world.vault, claim, memory=False)  # type: ignore[assignment]
     assert isinstance(await run.run(), Answered)
@@ -505,13 +530,13 @@ class Torn(StoreJournal):
 async def test_dying_inside_an_operation_leaves_nothing_half_done(
     world: World, direct: Make, kind: str
 ) -> None:
-    sizes = {"context.cleared": {"compact_at": 50_000, "clear_at": 5_000}}.get(kind, COMPACT)
+    sizes = {"context.cleared": EVICT}.get(kind, COMPACT)
 
     def wanted(request: Mapping[str, Any]) -> Mapping[str, Any] | None:
         found = [each for each, gist in stones(request).items() if gist.startswith("measure 1:")]
         return {"id": found[0], "full": True} if found and not script.recalled else None
 
-    script = Script(30, wanted)
+    script = Script(14, wanted)
     run, service, claim = await begin(world, direct, script, said="Always be brief. Go.", **sizes)
     torn = lend(run, world, claim, journal=Torn)
     assert isinstance(torn, Torn)

@@ -247,6 +247,8 @@ class Message(Shape):
     """One entry in a conversation."""
 
     seq: int
+    memory_id: str
+    """What it is recalled by."""
     author: str
     name: str
     trust: str

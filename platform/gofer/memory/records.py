@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, select, update
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from gofer.errors import Conflict, Malformed, NotFound
 from gofer.memory.scopes import ScopeKeys, conversation_scope, open_scope
@@ -127,6 +129,11 @@ def parse_turn(memory_id: str) -> tuple[str, int] | None:
     return (_CONVERSATION + found[1], int(found[2])) if found else None
 
 
+def rule_id(keys: ScopeKeys, text: str) -> str:
+    """The id of a rule of a scope: the same for the same words, so two runs that read them at once keep one rule."""
+    return _PREFIX + keys.seal.derive("memory rule id").digest(text)[:24]
+
+
 def remember(
     connection: Connection,
     vault: Vault,
@@ -135,8 +142,8 @@ def remember(
     memory_id: str | None = None,
     at: float | None = None,
 ) -> Memory:
-    """Keep something, since now or since the time given; returns its first version. Raises Malformed for a text that is
-    empty or too long."""
+    """Keep something, since now or since the time given; returns its first version. With an id that is there already,
+    nothing changes. Raises Malformed for a text that is empty or too long."""
     # What a run leaves behind is what it was, and must not fail for it.
     said = new.kind in ("note", "rule", "plan")
     if said and not new.text.strip():
@@ -425,7 +432,9 @@ def _insert(connection: Connection, keys: ScopeKeys, made: Memory, at: float | N
     }
     if at is not None:
         columns["valid_from"] = at
-    connection.execute(memories.insert().values(_columns(made, made.version, LIVE) | columns))
+    insert = pg_insert if connection.dialect.name == "postgresql" else sqlite_insert
+    row = _columns(made, made.version, LIVE) | columns
+    connection.execute(insert(memories).values(row).on_conflict_do_nothing())
 
 
 def _append(connection: Connection, before: Memory, state: str) -> None:

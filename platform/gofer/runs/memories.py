@@ -3,7 +3,9 @@ journals it; what it recalls is read through one door."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,7 +19,7 @@ from gofer.agent.context.operations import fill, spoken_rules
 from gofer.agent.conversation import KnownRules, Recollection, Tombstone
 from gofer.agent.conversation import Trust as RunTrust
 from gofer.agent.model import Block
-from gofer.errors import GoferError, NotFound
+from gofer.errors import Conflict, GoferError, NotFound
 from gofer.jobs.queue import Claim
 from gofer.memory import records
 from gofer.memory.audience import audience, new_scope
@@ -35,6 +37,8 @@ from gofer.vault.envelope import DataKey, Vault
 
 log = structlog.get_logger()
 _PAGE = 100
+_NUMBER = re.compile(r"#?([0-9]{1,18})")
+"""A message by the number that the prompt shows."""
 _QUOTED = "\n\n(with words of somebody else:)\n"
 
 
@@ -75,6 +79,8 @@ class StoreMemories:
         return await self._database.read(partial(rules_of_run, vault=self._vault, claim=self._claim))
 
     async def get(self, memory_id: str, *, narrowed: bool = False) -> Recollection:
+        if (number := _NUMBER.fullmatch(memory_id)) is not None:
+            memory_id = self.turn_id(int(number[1]))
         scopes = await self._scopes(narrowed)
         found = await self._database.read(
             partial(_resolved, vault=self._vault, memory_id=memory_id, scopes=scopes)
@@ -366,17 +372,18 @@ def keep_rules(connection: Connection, vault: Vault, claim: Claim, spoken: Mappi
     conversation_id = str(claim.conversation_id)
     scope_id = conversation_scope(conversation_id)
     epoch = _epoch(connection, claim)
+    keys = open_scope(connection, vault, scope_id)
     known = {each.text: each for each in _rules(connection, vault, scope_id)}
     for text, seq in spoken.items():
         found = known.get(text)
         source = Source(conversation_id, seq, claim.id)
         if found is None:
             author, trust = _author(connection, vault, conversation_id, seq)
-            records.remember(
-                connection, vault, NewMemory("rule", scope_id, text, trust, source, author=author)
-            )
+            new = NewMemory("rule", scope_id, text, trust, source, author=author)
+            records.remember(connection, vault, new, memory_id=records.rule_id(keys, text))
         elif seq > (found.source.message_seq or 0) and not _in_force(found, epoch):
-            records.say_again(connection, vault, found, source)
+            with suppress(Conflict):  # another run has just read the same
+                records.say_again(connection, vault, found, source)
 
 
 def _author(connection: Connection, vault: Vault, conversation_id: str, seq: int) -> tuple[str, str]:

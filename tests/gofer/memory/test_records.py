@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, select, update
+from sqlalchemy import Connection, delete, select, update
 
 from gofer.errors import Conflict, Malformed, NotFound
 from gofer.memory import records
@@ -264,6 +264,32 @@ async def test_two_who_change_at_once_do_not_interleave(world: World) -> None:
     assert len(won) == 1
     assert (await told(world, note)).text == won[0]
     assert [each.version for each in await verb(world, records.versions, note)] == [1, 2]
+
+
+@pytest.mark.parametrize("what", ["change", "forget", "restore", "destroy"])
+async def test_dying_inside_a_change_leaves_the_version_before(world: World, what: str) -> None:
+    note = await keep(world, "Ada likes tea.")
+    if what == "restore":
+        await verb(world, records.forget, note)
+    place: Any = {"vault": world.vault, "memory_id": note, "scopes": (ADA,)}
+    verbs: dict[str, Any] = {
+        "change": partial(records.change, **place, text="Ada likes milk.", trust="owner"),
+        "forget": partial(records.forget, **place),
+        "restore": partial(records.restore, **place),
+        "destroy": partial(destroy_scope, scope_id=ADA),
+    }
+
+    def torn(connection: Connection) -> None:
+        verbs[what](connection)
+        raise RuntimeError("the process dies here")
+
+    before = await world.rows(select(memories).order_by(memories.c.version))
+    with pytest.raises(RuntimeError):
+        await world.run(torn)
+    assert await world.rows(select(memories).order_by(memories.c.version)) == before
+    if what == "restore":
+        await verb(world, records.restore, note)
+    assert (await told(world, note)).text == "Ada likes tea."
 
 
 @pytest.mark.parametrize("scope_id", ["", "nobody", "conversation:", "group:x"])

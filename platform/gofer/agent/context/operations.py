@@ -225,7 +225,7 @@ def _glimpse(found: Recollection, score: str) -> list[Piece]:
 
 
 def fill(pieces: Iterable[Piece], text_of: Callable[[str, int], str | None]) -> str:
-    """The words of what was recalled. `text_of` gives a version's text, or None for what is purged."""
+    """The words of what was recalled. `text_of` gives a version's text, or None for what cannot be read any more."""
     return "".join(piece if isinstance(piece, str) else _filled(piece, text_of) for piece in pieces).rstrip(
         "\n"
     )
@@ -234,7 +234,7 @@ def fill(pieces: Iterable[Piece], text_of: Callable[[str, int], str | None]) -> 
 def _filled(piece: Mapping[str, Any], text_of: Callable[[str, int], str | None]) -> str:
     text = text_of(piece["id"], piece["version"])
     if text is None:
-        return f"[{piece['id']} is purged]"
+        return f"[{piece['id']} cannot be read any more]"
     words = text[piece["start"] : piece["end"]]
     marks = piece.get("marks")
     return words if not marks else quoted(plain(words)) if marks == "quoted" else plain(words)

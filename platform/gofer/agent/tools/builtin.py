@@ -80,7 +80,7 @@ TODO = Tool(
 
 
 class RecallArguments(Arguments):
-    id: str = Field(default="", max_length=200, description="A memory id, such as mem_k3v9.")
+    id: str = Field(default="", max_length=200, description="Such as mem_k3v9; or #12 for message 12.")
     query: str = Field(
         default="",
         max_length=2000,

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from gofer.integration import Incoming
 from gofer.memory.notes import MAX_NOTE, keep_note
-from gofer.memory.records import Memory, Source
+from gofer.memory.records import Memory, Source, turn_id
 from gofer.memory.scopes import conversation_scope
 from gofer.web.api.http import (
     MAX_ROWS,
@@ -100,6 +100,7 @@ async def read(request: Request) -> Response:
 def _describe(row: Any, content: Incoming | None) -> dict[str, Any]:
     return {
         "seq": row.seq,
+        "memory_id": turn_id(row.conversation_id, row.seq),
         "author": row.author,
         "name": content.author.name if content is not None else "",
         "trust": row.trust,
