@@ -26,11 +26,6 @@ from gofer_sandbox.shell.ladder import Step
 from gofer_sandbox.shell.session import OnOutput, Shell
 from gofer_sandbox.shell.state import Snapshot
 
-ENDED_ALONE = "It ended while no server was there to read it: what it printed last may be missing."
-UNCOUNTED = (
-    "The server before may have read more of its output than was kept: that part is missing, and not counted."
-)
-
 
 @dataclass(slots=True)
 class News:
@@ -98,10 +93,6 @@ class Session:
         await self._opened()
         self._pressure = box.pressure()
         running = self._shell.take_over()
-        if self._shell.ended_alone:
-            self.news.notes.append(ENDED_ALONE)
-        if self._shell.uncounted:
-            self.news.notes.append(UNCOUNTED)
         self._note_background(before=self._journal.live.clock if running else None)
         if not running:
             self._watch_idle()
@@ -123,7 +114,7 @@ class Session:
         return [process.pid for process in self.box.processes()]
 
     def _new_shell(self, box: Box, snapshot: Snapshot | None) -> Shell:
-        return Shell(box, box.home, self._spec.limits, self._journal, self._spec.directory, snapshot)
+        return Shell(box, self._spec.limits, self._journal, self._spec.directory, snapshot)
 
     def _watch_idle(self, told: bool = False) -> None:
         """Look at what the last command left, and end what fills the disk in the background. `told` when its result
@@ -299,7 +290,7 @@ class Session:
 
     async def _make_again(self, outcome: Outcome) -> None:
         """The box is lost or answers nothing: end it and make another from its files and last snapshot."""
-        snapshot = self.shell.snapshot
+        snapshot = self.shell.snapshots.last
         outcome.state_lost = True
         if outcome.exit_code is None and (outcome.timed_out or outcome.stopped):
             outcome.exit_code = 137

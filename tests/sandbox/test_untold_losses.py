@@ -91,7 +91,7 @@ async def _another_server(sandbox: Sandbox, provider: Bubblewrap) -> Sandbox:
     """One that knows what the journal and the channel say, and nothing else."""
     record = sandbox.record
     session = sandbox._alive()
-    session.shell._saving = None  # what was to be saved later is not
+    session.shell.snapshots._saving = None  # what was to be saved later is not
     await sandbox.detach()
     return await Sandbox.restore(record, provider)
 

@@ -31,9 +31,21 @@ class Stop:
 
 @dataclass(slots=True)
 class Outcome:
-    """What is known of a command when it has ended."""
+    """What is known of a command."""
 
     number: int
+    command: bytes | None = None
+    """What was submitted; None when another process did."""
+    before: int = 0
+    """How the command before ended."""
+    again: int = 0
+    """How often its lines were given again."""
+    refused: bool = False
+    """Whether the shell reports that it has not begun it, however often it is told to."""
+    left_at_exit: bool = False
+    """Whether the shell that ended with it has left a snapshot."""
+    lost_before: bool = False
+    """Whether state was lost before the shell ended with it."""
     exit_code: int | None = None
     cwd: str = ""
     timed_out: bool = False
@@ -59,7 +71,7 @@ class Run:
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._deadline = self._loop.time() + timeout
-        self._behind = self._patient = shell.owes_snapshot
+        self._behind = self._patient = shell.snapshots.owed
         """Whether the shell has to leave a snapshot before the command, and may be waited for."""
         self._look_at = self._loop.time() + min(_TICK, timeout)
         self._silent = 0
@@ -86,7 +98,7 @@ class Run:
         shell, outcome = self._shell, self._outcome
         if not shell.running:
             return True
-        if self._behind and not shell.owes_snapshot:
+        if self._behind and not shell.snapshots.owed:
             self._on_begun()
         while shell.stops and not outcome.lost:
             stop = shell.stops.popleft()

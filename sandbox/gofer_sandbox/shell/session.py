@@ -8,7 +8,6 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from gofer_sandbox import processes
@@ -21,23 +20,23 @@ from gofer_sandbox.shell import frames, machine, scripts
 from gofer_sandbox.shell.command import Outcome, Run, Stop
 from gofer_sandbox.shell.ladder import Ladder, Step
 from gofer_sandbox.shell.machine import Action, State
-from gofer_sandbox.shell.state import Snapshot, kept
+from gofer_sandbox.shell.snapshots import Snapshots
+from gofer_sandbox.shell.state import Snapshot
 
 OnOutput = Callable[[int, bytes], None]
 
 _READY_WITHIN = 10.0
-_LARGE_SNAPSHOT = 32 * 1024
-"""bash takes long to write one: it is asked for only when the shell has nothing else to do."""
-_SNAPSHOT_AFTER = 1.0
 _SETTLE_WITHIN = 1.0
 """Seconds that letting go of a shell may wait for the state its last command left."""
-_SAVE_EVERY = 1.0
-"""Seconds: the server's loop waits for the disk meanwhile."""
 _REST_AFTER = 1.0
 _AGAIN_AT_MOST = 2
 _LOOKED_AT = 32
 """Processes left running whose open files are looked at when a command ends."""
 _TICK = 1.1 / processes.TICKS
+ENDED_ALONE = "It ended while no server was there to read it: what it printed last may be missing."
+UNCOUNTED = (
+    "The server before may have read more of its output than was kept: that part is missing, and not counted."
+)
 _UNKEPT = "the shell ended before what the command before had changed was kept"
 _UNKNOWN_END = "it ran, but how it ended is not known: something left running took the shell's report"
 _UNBEGUN = "its shell ended before it began, and it was not run"
@@ -48,75 +47,45 @@ class Shell:
     """Speaks with one box over its wire, whose Listener it is. What becomes of the shell is in `machine`."""
 
     def __init__(
-        self,
-        box: Box,
-        home: str,
-        limits: Limits,
-        journal: Journal,
-        directory: Path,
-        snapshot: Snapshot | None,
+        self, box: Box, limits: Limits, journal: Journal, directory: Path, snapshot: Snapshot | None
     ) -> None:
-        self.box, self.snapshot = box, snapshot
-        self.captures: list[Capture] = []
-        self.outcome = Outcome(0)
+        self.box = box
         self.process: Process | None = None
         """The user's shell, while there is one."""
         self.spared: set[tuple[int, int]] = set()
         """Processes that ran before the command and are none of its business, by pid and start."""
-        self.owes_snapshot = False
-        """Whether the shell is still busy with a snapshot that it was asked for."""
         self.cwd = ""
         """Where the shell stood when it came up."""
-        self.uncounted = False
-        """Whether the server before may have read more of its output than it kept."""
-        self.ended_alone = False
-        """Whether the command we took over had ended before, when nobody read or kept what it printed."""
+        self.outcome = Outcome(0)
+        """Of the command that runs or ran last."""
+        self.captures: list[Capture] = []
+        self.stops: deque[Stop] = deque()
+        """What the running command has still to be told."""
         self.background_log = BackgroundLog(directory / "output", limits.spool, limits.spools)
         self.closed = False
         self.notes: list[str] = []
         """What the next outcome has to say besides."""
-        self._home, self._limits, self._journal, self._directory = home, limits, journal, directory
+        self._limits, self._journal, self._directory = limits, journal, directory
         self._loop = asyncio.get_running_loop()
         self._state = State.STARTING
-        self.stops: deque[Stop] = deque()
-        """What the running command has still to be told."""
         self._waiters: list[asyncio.Future[None]] = []
-        self._command: bytes | None = None
-        """What was submitted; None when another process did."""
-        self._before = 0
-        """How the last command ended."""
         self._unwritten = False
         """Whether the journal still says that the command runs."""
-        self._again = 0
-        """How often the command's lines were given."""
-        self._refused = False
-        """Whether the shell reports that it has not begun the command, however often it is told to."""
-        self._left_at_exit = False
-        """Whether the shell that ended with the command has left a snapshot."""
-        self._lost_before = False
-        """Whether state was lost before the shell ended with the command."""
         self._given = False
         """Whether a shell that has not come up yet was given state."""
-        self._put: tuple[Snapshot | None, ...] = ()
-        """What the next shell would begin with."""
-        self._snapshots = 0
-        self._small = False
-        self._later: asyncio.Handle | None = None
-        """Asks for the snapshot after the last command, which has not left one yet."""
-        self._saving: asyncio.TimerHandle | None = None
         self._resting: asyncio.TimerHandle | None = None
-        self._saved_at = -_SAVE_EVERY
         self._on_output: OnOutput | None = None
         self.wire = box.wire()
+        self.snapshots = Snapshots(self.wire, directory, box.home, snapshot)
         box.on_death(self.hung_up)
 
     # Coming up
 
     def begin(self) -> None:
         """Have the first shell start, with the state of an earlier one if there is any."""
-        if self.snapshot:
+        if self.snapshots.last:
             self._note_dropped()
-            self._put_state()
+            self.snapshots.put()
         live = self._journal.live
         live.deaths = live.shell = live.expected = 0
         self.wire.open(self)
@@ -163,16 +132,16 @@ class Shell:
     def take_over(self) -> bool:
         """Go on where another process stopped; True when a command is still to be awaited."""
         live = self._journal.live
-        found = Snapshot.read(self.wire.kept())
-        if found and (self.snapshot is None or found.after >= self.snapshot.after):
-            self.snapshot = found
+        found, saved = Snapshot.read(self.wire.kept()), self.snapshots.last
+        if found and (saved is None or found.after >= saved.after):
+            self.snapshots.last = saved = found
         self.process = self.box.process(live.shell) if live.shell else None
         self.outcome = Outcome(live.number)
         if live.running:
             self._state = State.RUNNING if live.shell else State.FALLEN
             self.outcome.restarted = not live.shell
             self.outcome.exit_code = None if live.code == UNKNOWN else live.code
-            self._left_at_exit = self.snapshot is not None and self.snapshot.after == live.number
+            self.outcome.left_at_exit = saved is not None and saved.after == live.number
         else:
             self._state = State.IDLE if live.shell else State.STARTING
         self.wire.open(self)
@@ -180,13 +149,14 @@ class Shell:
         self.wire.adopt(live.running)
         if live.running:
             self._open_captures()
-            for capture in self.captures:
-                self.uncounted |= not capture.recover()
+            counted = [capture.recover() for capture in self.captures]
+            self.notes += [] if all(counted) else [UNCOUNTED]
             with contextlib.suppress(FileNotFoundError):
                 self.wire.resume(live.number, live.separate)
         running, kept_alone = live.running, self.wire.keeps_output
         self.wire.hear()
-        self.ended_alone = running and not kept_alone and self._state is not State.RUNNING
+        if running and not kept_alone and self._state is not State.RUNNING:
+            self.notes.append(ENDED_ALONE)
         if self.process is None:
             self.wire.go(-1)  # the keeper answers such a line with what it has to tell
         elif not running:
@@ -213,9 +183,9 @@ class Shell:
                 self._not_begun()
             case frames.Died() if frame.death > live.deaths:
                 self._on(machine.Event.DIED, frame)
-                if self._refused:
+                if self.outcome.refused:
                     self._on(machine.Event.UNREAD, frame)
-            case frames.Died() if frame.unread.startswith(scripts.RUN) and not self._again:
+            case frames.Died() if frame.unread.startswith(scripts.RUN) and not self.outcome.again:
                 self._on(machine.Event.UNREAD, frame)
             case frames.Died() if frame.death == live.deaths and not frame.unread:
                 self._on(machine.Event.DIED_AGAIN, frame)
@@ -224,10 +194,10 @@ class Shell:
 
     def _not_begun(self) -> None:
         """The shell was told to report, and never to begin; or cannot begin, and another has to."""
-        if self._again < _AGAIN_AT_MOST:
+        if self.outcome.again < _AGAIN_AT_MOST:
             self.submit_again()
-        elif self.process and not self._refused:
-            self._refused = True
+        elif self.process and not self.outcome.refused:
+            self.outcome.refused = True
             self.box.signal([self.process], signal.SIGKILL)
 
     def _plausible(self, frame: frames.Frame) -> bool:
@@ -252,7 +222,7 @@ class Shell:
                     self._give_state(frame)
                 case Action.GO, frames.Died():
                     if event is machine.Event.UNREAD:
-                        self._journal.live.lost, self._journal.live.code = self._lost_before, UNKNOWN
+                        self._journal.live.lost, self._journal.live.code = self.outcome.lost_before, UNKNOWN
                         self._journal.write()
                     self.wire.go(frame.death)
                 case Action.RECOGNISE, frames.Ready():
@@ -297,46 +267,33 @@ class Shell:
     def _note_loss(self, death: frames.Died) -> None:
         """What is known to be lost is in the journal before the next shell is let go."""
         live = self._journal.live
-        self._lost_before = live.lost = live.lost or self._unsaved(live.number - live.running)
+        live.lost = live.lost or self.snapshots.lacks(live.number - live.running)
+        self.outcome.lost_before = live.lost
         if live.running:
-            live.lost = live.lost or not self._left_at_exit
+            live.lost = live.lost or not self.outcome.left_at_exit
             self.outcome.restarted = True
             self.outcome.exit_code = None if self.outcome.silenced else death.exit_code
             live.code = UNKNOWN if self.outcome.silenced else death.exit_code
-        self.process, self.owes_snapshot = None, False
-        self._cancel_asking()
-
-    def _unsaved(self, number: int) -> bool:
-        """Whether no snapshot has what a command changed."""
-        return number > 0 and (self.snapshot is None or self.snapshot.after < number)
+        self.process, self.snapshots.owed = None, False
+        self.snapshots.cancel()
 
     def _give_state(self, death: frames.Died) -> None:
         """For the next shell; if the last did not even come up with it, none."""
         live = self._journal.live
         if self._given:
-            live.lost, self.snapshot = True, None
+            live.lost, self.snapshots.last = True, None
             self.notes.append("the shell did not come up with its state, and begins without")
         self._given = True
         self._note_dropped()
         live.deaths, live.shell, live.expected = death.death, 0, 0
         self._journal.write()
-        self._put_state()
+        self.snapshots.put()
 
     def _note_dropped(self) -> None:
         """Once a shell is to begin with a state that is not whole."""
-        if self.snapshot and self.snapshot.dropped:
+        if dropped := self.snapshots.take_dropped():
             self._journal.live.lost = True
-            names = ", ".join(self.snapshot.dropped)
-            self.notes.append(f"the shell's state was too large to keep; not brought back: {names}")
-            self.snapshot = replace(self.snapshot, dropped=())
-
-    def _put_state(self) -> None:
-        """For the next shell, unless it is there already."""
-        snapshot = self.snapshot
-        if self._put != (snapshot,):
-            state = snapshot.state(self._home) if snapshot else b""
-            self.wire.put_state(state, snapshot.option_lines() if snapshot else b"")
-            self._put = (snapshot,)
+            self.notes.append(dropped)
 
     def _recognise(self, ready: frames.Ready) -> None:
         """For whoever has to end it, and the server that comes after."""
@@ -345,11 +302,8 @@ class Shell:
         live.shell, live.expected = self.process.pid if self.process else 0, 0
         if not live.running:  # else the journal says at once how the command ended, too
             self._journal.write()
-        if self.snapshot and self.snapshot.limits and self.snapshot.limits != ready.limits:
-            had = set(self.snapshot.limits.splitlines()) - set(ready.limits.splitlines())
-            names = sorted({line.partition(b"(")[0].strip().decode("utf-8", "replace")[:40] for line in had})
-            self.notes.append(f"limits set with ulimit are not brought back: {', '.join(names[:10])}")
-            self.snapshot = replace(self.snapshot, limits=b"")
+        if lost := self.snapshots.take_limits(ready.limits):
+            self.notes.append(lost)
         self._tell_news()
 
     def _end_by_report(self, done: frames.Done) -> None:
@@ -367,7 +321,7 @@ class Shell:
         process that had it."""
         outcome = self.outcome
         outcome.exit_code = None
-        if self._command is None or outcome.timed_out or outcome.stopped:
+        if outcome.command is None or outcome.timed_out or outcome.stopped:
             outcome.notes.append(_UNBEGUN)
             outcome.cwd, self._state = self.cwd, State.IDLE
             self._end()
@@ -389,7 +343,6 @@ class Shell:
         with contextlib.suppress(OSError):
             self.wire.finish()
         self._on_output = None
-        self._before = self.outcome.exit_code or 0
         live.running, self._unwritten = False, True
         self._tell_news()
         if self._state is State.IDLE:
@@ -415,83 +368,26 @@ class Shell:
 
     def _take_snapshot(self, frame: frames.Snapped) -> None:
         """The shell's own, by the wire; of a shell that runs a command, it is from before or from its end."""
-        live = self._journal.live
         amid = self._state is State.RUNNING
-        self.owes_snapshot = False
-        if frame.cut and not self._small:
-            self._small = True
-            self.wire.ask_small_snapshots()
-            if not amid:
-                self._ask_snapshot()
-        else:
-            self._snapshots += 1
-        found = kept(frame, self.snapshot)
-        if found:
-            self._left_at_exit |= frame.at_exit
-            after = live.number - (amid and not frame.at_exit)
-            self._keep(replace(found, after=after))
-            if frame.at_exit:
-                self._put_state()  # while it ends: the next shell is not kept waiting for it
+        if self.snapshots.take(frame, amid, self._journal.live.number):
+            self.outcome.left_at_exit |= frame.at_exit
         self._tell_news()
 
-    def _keep(self, snapshot: Snapshot) -> None:
-        """For the server that comes after at once, and on disk, for a reboot, now and then."""
-        before, self.snapshot = self.snapshot, snapshot
-        if before == snapshot:
-            return
-        same = before is not None and replace(before, after=snapshot.after) == snapshot
-        self.wire.keep(snapshot.data(), same)
-        due = self._saved_at + _SAVE_EVERY
-        if self._loop.time() >= due:
-            self._save()
-        elif self._saving is None:
-            self._saving = self._loop.call_at(due, self._save)
-
-    def _save(self) -> None:
-        """A full disk must not take the session down."""
-        if self._saving:
-            self._saving.cancel()
-        self._saving, self._saved_at = None, self._loop.time()
-        temporary = self._directory / "snapshot.new"
-        with contextlib.suppress(OSError):
-            temporary.write_bytes(self.snapshot.data() if self.snapshot else b"")
-            temporary.replace(self._directory / "snapshot")
-
     def _ask_soon(self) -> None:
-        """Have the shell leave a snapshot once the caller has its result: bash would go on to that with the result
-        still on its way, on the very processor the server is woken on. The next command waits for it."""
-        self._cancel_asking()
-        large = self.snapshot is not None and self.snapshot.size > _LARGE_SNAPSHOT
-        if large or self._small:
-            self._later = self._loop.call_later(_SNAPSHOT_AFTER, self._ask_snapshot)
-        else:
-            self._later = self._loop.call_soon(self._ask_snapshot)
+        self.snapshots.ask_soon()
         if self._resting is None:
             self._resting = self._loop.call_later(_REST_AFTER, self._rest)
 
-    def _cancel_asking(self) -> bool:
-        """Whether a snapshot was still to be asked for."""
-        later, self._later = self._later, None
-        if later:
-            later.cancel()
-        return later is not None
-
-    def _ask_snapshot(self) -> None:
-        self._later = None
-        self.owes_snapshot = True
-        self.wire.ask_snapshot()
-
     async def take_snapshot(self, within: float = _READY_WITHIN) -> bytes | None:
         """A snapshot as of now; the last one when the shell gives none."""
-        seen = self._snapshots
-        self._cancel_asking()
-        self._ask_snapshot()
-        await self._until(lambda: self._snapshots > seen, within)
-        return self.snapshot.data() if self.snapshot else None
+        seen = self.snapshots.count
+        self.snapshots.ask()
+        await self._until(lambda: self.snapshots.count > seen, within)
+        return self.snapshots.last.data() if self.snapshots.last else None
 
     async def settle(self) -> None:
         """Have the state after the last command, if that is still to come and nothing runs; not for long."""
-        if self._state is State.IDLE and (self._later or self.owes_snapshot):
+        if self._state is State.IDLE and self.snapshots.pending:
             await self.take_snapshot(_SETTLE_WITHIN)
 
     def _rest(self) -> None:
@@ -499,7 +395,7 @@ class Shell:
         self._resting = None
         if self.closed or self._state is State.RUNNING:
             return
-        if time.time() - self._journal.live.started < _REST_AFTER or self.owes_snapshot:
+        if time.time() - self._journal.live.started < _REST_AFTER or self.snapshots.owed:
             self._resting = self._loop.call_later(_REST_AFTER, self._rest)
             return
         self.wire.rest()
@@ -521,7 +417,7 @@ class Shell:
         live.number += 1
         self.captures = []
         self.stops.clear()
-        self.outcome = Outcome(live.number)
+        self.outcome = Outcome(live.number, command=command, before=self.outcome.exit_code or 0)
         if self.spared:
             await self._outlast_background()
         if (self._state is not State.IDLE or self.lost) and not await self.until_ready():
@@ -530,7 +426,6 @@ class Shell:
         live.running, live.separate, live.started = True, separate, time.time()
         live.deadline, live.code = live.started + timeout, UNKNOWN
         self._journal.write()
-        self._command = command
         self._state, _ = machine.step(self._state, machine.Event.SUBMITTED)
         self._submit()
         # From here on the shell is at work, and what we do costs the caller nothing.
@@ -547,18 +442,16 @@ class Shell:
 
     def _submit(self) -> None:
         """Hand the command that the journal says runs to the shell, behind the snapshot it owes."""
-        assert self._command is not None
-        live = self._journal.live
-        small = not self._small and (self.snapshot is None or self.snapshot.size <= _LARGE_SNAPSHOT)
-        owed = self._cancel_asking() and small
-        self._again, self._refused, self._left_at_exit = 0, False, False
-        self.owes_snapshot = self.owes_snapshot or owed
-        self.wire.submit(live.number, self._command, live.separate, owed, self._before)
+        live, outcome = self._journal.live, self.outcome
+        assert outcome.command is not None
+        outcome.again, outcome.refused, outcome.left_at_exit = 0, False, False
+        snapshot = self.snapshots.behind_command()
+        self.wire.submit(live.number, outcome.command, live.separate, snapshot, outcome.before)
 
     def submit_again(self) -> None:
         """The command's lines may have been taken away: give them once more, which runs nothing twice."""
-        if self._again < _AGAIN_AT_MOST:
-            self._again += 1
+        if self.outcome.again < _AGAIN_AT_MOST:
+            self.outcome.again += 1
             self.wire.submit_again()
 
     def end_takers(self) -> list[Process]:
@@ -572,7 +465,7 @@ class Shell:
                 families.add(one.pid)
                 takers += [one] if channel in processes.open_files(one.pid) else []
         self.box.signal(takers, signal.SIGKILL)
-        self._again = 0
+        self.outcome.again = 0
         return takers
 
     async def resume(self) -> Outcome:
@@ -622,19 +515,16 @@ class Shell:
 
     def moved(self, directory: Path) -> None:
         """What is kept on disk is at another place now."""
-        self._directory = directory
+        self._directory = self.snapshots.directory = directory
         self.background_log = BackgroundLog(directory / "output", self._limits.spool, self._limits.spools)
 
     def close(self) -> None:
         """Let go of the wire and the files; who waits for a command learns that it is out of our hands."""
         self.closed = True
         self._tell_news()
-        self._cancel_asking()
-        for timer in (self._saving, self._resting):
-            if timer:
-                timer.cancel()
-        if self._saving:
-            self._save()
+        self.snapshots.close()
+        if self._resting:
+            self._resting.cancel()
         for capture in self.captures:
             capture.release()
         self.wire.close()
