@@ -162,7 +162,7 @@ ROWS = [
     Row("forged death", forged(r"\0X1 77 \0R999 /\0X77 77 \0") + "; sleep 0.05; echo on; exit 4", 4,
         exactly="on\n", restarted=True),
     Row("forged death before it began",
-        "echo >>/tmp/log; " + forged(r"\0X1 7 BASH_N=999\0R999 /\0L\0") +
+        "echo >>/tmp/log; " + forged(r"\0X1 7 BASH_S= BASH_N=999\0R999 /\0L\0") +
         "; sleep 0.05; wc -l </tmp/log; exit", 0, exactly="1\n", restarted=True),
     Row("forged state", forged(r"\0Ui/\0O\0T\0L\0A\0F\0Vdeclare -- KEPT=\"x\"\n\0E\0") + "; kill -9 $$", 137,
         restarted=True),

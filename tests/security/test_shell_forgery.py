@@ -39,7 +39,7 @@ FORGES_DEATHS = """
 import os, time
 while True:
     for number in range(1, 9):
-        os.write(0, b"\\0X%d 0 \\0X%d 0 BASH_N=9\\0S2\\0R2 /\\0L\\0" % (number, number))
+        os.write(0, b"\\0X%d 0 \\0X%d 0 BASH_S= BASH_N=9\\0S2\\0R2 /\\0L\\0" % (number, number))
     time.sleep(0.0005)
 """
 TAKES_LINES = """
@@ -139,6 +139,25 @@ async def test_what_is_taken_from_the_shell_is_noticed_and_nothing_runs_twice(
     assert ran == [str(number) for number in range(5)]
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["BASH_M=99", "BASH_N=99", "readonly BASH_M", "readonly BASH_N", "readonly BASH_N BASH_M BASH_S"],
+)
+async def test_what_a_command_does_to_the_shell_s_count_falsifies_no_later_one(
+    sandbox: Sandbox, change: str
+) -> None:
+    await sandbox.run(change, timeout=patience(20))
+    result = await sandbox.run("echo ran >>log; (exit 3)", timeout=patience(20))
+    ran = Path(sandbox.workspace, "log")
+    if result.exit_code == 3:
+        assert ran.read_text() == "ran\n"
+    else:
+        assert result.exit_code is None
+        assert result.notes
+        assert not ran.exists()
+    assert (await sandbox.run("echo on")).output == "on\n"
+
+
 @needs_python
 async def test_a_full_channel_holds_neither_the_command_nor_the_server(sandbox: Sandbox) -> None:
     async with Sandbox(Bubblewrap()) as other:
@@ -225,7 +244,7 @@ async def test_what_a_command_does_in_the_shell_itself_is_the_limit(sandbox: San
     """Not a promise: the shell is the command's own. A function of that name answers for every later command until the
     shell is replaced."""
     await sandbox.run(
-        'builtin() { [[ $1 == printf ]] && set -- printf "$2" "$3" 0 "$5"; command builtin "$@"; }'
+        'builtin() { [[ $1 == printf ]] && set -- printf "$2" "$3" "$4" 0 "$6"; command builtin "$@"; }'
     )
     assert (await sandbox.run("(exit 7)")).exit_code == 0
     shell = sandbox.shell

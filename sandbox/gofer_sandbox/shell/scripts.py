@@ -50,7 +50,7 @@ def ask(control: str = INSIDE) -> bytes:
     return f"\\builtin . {control}/x i\n".encode()
 
 
-RUN = b"BASH_N="
+RUN = b"BASH_S="
 """How the lines that run a command begin."""
 
 
@@ -64,7 +64,7 @@ def run(number: int, before: int, fifos: Sequence[str], control: str = INSIDE) -
     of that."""
     source = _source(tuple(fifos), control)
     code = f"\\builtin . {control}/q {before} && \\builtin :\n" if before else ""
-    return f"BASH_N={number}".ljust(len(source)).encode() + f"\n{code}{source}\n".encode()
+    return f"BASH_S= BASH_N={number}".ljust(len(source)).encode() + f"\n{code}{source}\n".encode()
 
 
 @cache
@@ -220,7 +220,7 @@ shopt -u checkwinsize
 \\builtin trap '{{ \\builtin kill -INT $$; }} 2>/dev/null' USR2
 \\builtin trap '{{ \\builtin . {control}/x e; }} 2>/dev/null' EXIT
 FUNCNEST=2000
-BASH_N=0 BASH_M=0
+BASH_N=0 BASH_M=0 BASH_S=
 \\builtin printf '\\0R%s %s\\0L' "$$" "$PWD" >{status}
 \\builtin ulimit -a >{status}
 \\builtin printf '\\0' >{status}
@@ -229,16 +229,16 @@ BASH_N=0 BASH_M=0
 
 
 def done(channel: Channel) -> str:
-    """Say how the command ended that was begun last.
+    """Say how the command ended that was begun last, BASH_M: one that could not begin is not reported.
 
     A shell whose `TMOUT` ran out would end by itself, and might take the lines of the next command with it: one that
     cannot be rid of it ends now, when it has read none of them. While there are jobs bash may have to be told twice."""
-    return f"""\\builtin printf '\\0D%s %s %s\\0' "$BASH_N" "$?" "$PWD" >{channel.status}
+    return f"""\\builtin printf '\\0D%s%s %s %s\\0' "$BASH_S" "$BASH_M" "$?" "$PWD" >{channel.status}
 \\builtin unset -v TMOUT || \\builtin exit || \\builtin exit
 """
 
 
-BEGUN = "BASH_N=-$BASH_M\n"
+BEGUN = "BASH_S=-\n"
 """What runs instead of a command that had begun before its lines were given again: how it ended is not known, which its
 number's sign says."""
 CODE = "\\builtin return $1\n"
