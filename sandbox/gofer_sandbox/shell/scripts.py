@@ -208,7 +208,8 @@ def enter(entrances: Sequence[int], besides: Sequence[int] = ()) -> str:
 def rc(channel: Channel) -> str:
     """What every user shell begins with; options come last, for `set -e` must not see the lines above.
 
-    The traps run amid a command, whose `set -x` must not print them.
+    The traps run amid a command, whose `set -x` must not print them. Limits are told where a shell before may have had
+    others.
     """
     control, status = channel.control, channel.status
     return f"""
@@ -222,7 +223,7 @@ shopt -u checkwinsize
 FUNCNEST=2000
 BASH_N=0 BASH_M=0 BASH_S=
 \\builtin printf '\\0R%s %s\\0L' "$$" "$PWD" >{status}
-\\builtin ulimit -a >{status}
+\\builtin test -s {control}/state && \\builtin ulimit -a >{status}
 \\builtin printf '\\0' >{status}
 \\builtin . {control}/options
 """
