@@ -202,8 +202,7 @@ def enter(entrances: Sequence[int], besides: Sequence[int] = ()) -> str:
 def rc(channel: Channel) -> str:
     """What every user shell begins with; options come last, for `set -e` must not see the lines above.
 
-    The traps run amid a command, whose `set -x` must not print them. Limits are told where a shell before may have had
-    others.
+    The traps run amid a command, whose `set -x` must not print them.
     """
     control, status = channel.control, channel.status
     return f"""
@@ -217,7 +216,7 @@ shopt -u checkwinsize
 FUNCNEST=2000
 BASH_N=0 BASH_C={control}/z
 \\builtin printf '\\0R%s %s\\0L' "$$" "$PWD" >{status}
-\\builtin test -s {control}/state && \\builtin ulimit -a >{status}
+\\builtin ulimit -a >{status}
 \\builtin printf '\\0' >{status}
 \\builtin . {control}/options
 """
