@@ -14,8 +14,6 @@ from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import Any
 
-import snowballstemmer
-
 from gofer.vault.envelope import MacKey
 
 MAX_BYTES = 16 * 1024
@@ -249,6 +247,8 @@ def _stem(token: str, language: str) -> str:
 
 @cache
 def _stemmer(language: str) -> Any:
+    import snowballstemmer  # with all its languages 4 MiB, which an idle server does without
+
     return snowballstemmer.stemmer(language)
 
 
