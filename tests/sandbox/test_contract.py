@@ -186,7 +186,10 @@ async def test_what_is_kept_on_disk_is_bounded(sandbox: Sandbox) -> None:
     with pytest.raises(InvalidInput, match="no longer kept"):
         sandbox.output(1)
     for number in range(4, 7):
-        await sandbox.run("{ sleep 0.05; head -c 60000 /dev/zero | tr '\\0' y; } & echo begun")
+        told = f"until [ -e told-{number} ]; do sleep 0.02; done"
+        await sandbox.run(f"{{ {told}; head -c 60000 /dev/zero | tr '\\0' y; }} & echo begun")
+        # Only what comes after the end counts as printed later.
+        (sandbox.workspace / f"told-{number}").touch()
         await eventually(lambda number=number: _size(sandbox, number) == 60_000)  # type: ignore[misc]
     kept = sum(path.stat().st_size for path in (sandbox.workspace.parent / "output").iterdir())
     assert kept <= 170 * KIB, "what is printed later, too"
