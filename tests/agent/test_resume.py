@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from agent.conftest import Make
@@ -23,6 +25,18 @@ async def test_a_command_whose_worker_died_is_reported_as_unknown_and_not_repeat
     world.journal = ListJournal(world.journal.events)
     assert await world.run() == Answered("I looked.", included_to=1)
     assert world.shell.commands == []
+    assert service.received[1]["messages"][-1]["content"][0]["content"][0]["text"] == OUTCOME_UNKNOWN
+
+
+async def test_a_call_whose_tool_is_gone_after_the_kill_is_unknown_and_not_refused(direct: Make) -> None:
+    world, service = direct(calls(call("bash", command="deploy")), say("I looked."))
+    world.journal = ListJournal(die_after=4)
+    with pytest.raises(Killed):
+        await world.run()
+    for event in world.journal.events:  # as a tool of an MCP server that cannot be reached any more
+        event.data.update(json.loads(json.dumps(event.data).replace('"bash"', '"mcp__ops__deploy"')))
+    world.journal = ListJournal(world.journal.events)
+    assert await world.run() == Answered("I looked.", included_to=1)
     assert service.received[1]["messages"][-1]["content"][0]["content"][0]["text"] == OUTCOME_UNKNOWN
 
 

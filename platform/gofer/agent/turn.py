@@ -228,13 +228,14 @@ class ToolCalls:
     async def _one(self, call: Call) -> Asked | Failed | None:
         if call.asked is not None:
             return await self._answer(call)
-        refusal = self._tools.refusal(call, narrowed=self._record.state.narrowed)
-        if refusal is not None:
-            await self._finish(call, refusal, 0)
-        elif call.started and call.tier != Tier.READ:
+        if call.started and call.tier != Tier.READ:
+            # Before any refusal: its tool may be gone by now, and what it did is as unknown as ever.
             await self._finish(call, await self._tools.recover(call, self._surroundings()) or _unknown(), 0)
-        else:
+            return None
+        refusal = self._tools.refusal(call, narrowed=self._record.state.narrowed)
+        if refusal is None:
             return await self._run(call)
+        await self._finish(call, refusal, 0)
         return None
 
     async def _run(self, call: Call) -> Asked | Failed | None:

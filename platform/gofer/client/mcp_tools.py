@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,21 @@ INSTRUCTIONS = (
     "task. Give every call that changes something an idempotency_key, and repeat it with the same key when you did "
     "not get an answer."
 )
+
+
+_LOADING = threading.Lock()
+
+
+def load_library() -> None:
+    """Import the `mcp` library as a whole. It takes most of a second, so call it in a thread. Its modules import each
+    other: two threads that each began with another one would find them half made."""
+    with _LOADING:
+        import jsonschema  # noqa: F401
+        import mcp
+        import mcp.client.auth
+        import mcp.client.streamable_http
+        import mcp.server
+        import mcp.server.streamable_http_manager  # noqa: F401
 
 
 class Problem(Exception):
@@ -315,6 +331,7 @@ async def _usable(ask: Asks) -> list[OfferedTool]:
 
 def build_server(caller: Callable[[ServerRequestContext[Any]], Asks]) -> Server[Any]:
     """An MCP server whose calls go to the API in the name of whoever makes them."""
+    load_library()
     import mcp_types as types
     from mcp.server import Server
     from mcp.shared.exceptions import MCPError

@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 import structlog
 
+from gofer.client.mcp_tools import load_library
 from gofer.errors import ConfigError, GoferError, NotFound, Permanent, Temporary
 from gofer.mcp.settings import McpServerSettings
 from gofer.mcp.transport import http_client
@@ -136,6 +137,7 @@ class Authoriser:
         """The link that an owner follows; empty when the server is content already. Raises GoferError."""
         if not settings.oauth:
             raise ConfigError(f"Write `oauth = true` into [mcp.{server}] first.")
+        await asyncio.to_thread(load_library)
         loop = asyncio.get_running_loop()
         link: asyncio.Future[str] = loop.create_future()
         code: asyncio.Future[Any] = loop.create_future()

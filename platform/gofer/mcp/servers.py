@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from gofer.client.mcp_tools import load_library
 from gofer.errors import ConfigError, GoferError, NotFound, Permanent, Temporary
 from gofer.mcp.settings import McpServerSettings
 from gofer.mcp.tools import ServerTool, ToolList, as_tool, fits_prompt, look_at, search_tools
@@ -270,7 +271,7 @@ class McpServers:
     async def _open(
         self, name: str, settings: McpServerSettings, dropped: dict[str, str]
     ) -> AsyncIterator[Client]:
-        await asyncio.to_thread(_load)
+        await asyncio.to_thread(load_library)
         from mcp import Client
         from mcp.client.streamable_http import streamable_http_client
 
@@ -323,11 +324,6 @@ McpServerSettingsKey = str
 
 def _key(settings: McpServerSettings) -> McpServerSettingsKey:
     return settings.model_dump_json()
-
-
-def _load() -> None:
-    """Import the library, in a thread: it takes most of a second."""
-    import mcp  # noqa: F401
 
 
 def _brought(

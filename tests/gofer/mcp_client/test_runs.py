@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 
 from gofer.agent.transcript import OUTCOME_UNKNOWN
 from gofer_standins.anthropic import Anthropic, call, calls, say
@@ -146,7 +150,7 @@ def test_a_server_that_cannot_be_reached_is_told_and_the_run_goes_on(
     assert "The MCP server ops cannot be used now" in str(scene.model.received[0]["system"])
 
 
-def test_a_kill_during_a_call_tells_that_its_outcome_is_unknown_and_repeats_no_write(
+def test_a_kill_during_calls_on_both_sides_repeats_nothing_and_tells_what_is_unknown(
     scene: Scene, tmp_path: Path
 ) -> None:
     data_dir = tmp_path / "data"
@@ -154,24 +158,45 @@ def test_a_kill_during_a_call_tells_that_its_outcome_is_unknown_and_repeats_no_w
     scene.agent(data_dir, "hang")
     scene.model.script = [calls(call("mcp__ops__work")), say("I looked.")]
     settings = {"anthropic_key": KEY, "anthropic_base_url": scene.model_url, "lease": "1"}
+    task = {"task": "Deploy.", "wait": 120, "idempotency_key": "deploy-1"}
     process = Process(data_dir, **settings)
-    try:
-        process.wait_until_ready()
-        with _socket(data_dir) as api:
-            job = api.post("/messages", json={"text": "Deploy."}).json()["job_id"]
+    with ThreadPoolExecutor(1) as others:
+        try:
+            url = process.wait_until_ready().url
+            with _socket(data_dir) as api:
+                token = api.post("/tokens", json={"name": "coder", "scope": "write"}).json()["token"]
+            outside = others.submit(run_agent, url, token, task)
             until(lambda: scene.hostile.calls)
             process.process.send_signal(signal.SIGKILL)
-    finally:
-        process.close()
+        finally:
+            process.close()
+        with pytest.raises(Exception):  # noqa: B017, PT011 - however the library says that nobody is there
+            outside.result(patience(60))
     again = Process(data_dir, **settings)
     try:
-        again.wait_until_ready()
+        done = run_agent(again.wait_until_ready().url, token, task)
         with _socket(data_dir) as api:
-            until(lambda: api.get(f"/jobs/{job}").json()["job"]["state"] == "done")
+            made = [job["id"] for job in api.get("/jobs", params={"kind": "answer"}).json()["jobs"]]
     finally:
         again.close()
-    assert scene.hostile.calls == ["hang"]
+    assert (done["state"], done["answer"], made) == ("done", "I looked.", [done["id"]])
+    assert scene.hostile.calls == ["hang"], "the agent's own call is not repeated"
+    assert "cannot be used now" not in str(scene.model.received[1]["system"])
     assert results(scene.model.received[1]) == [OUTCOME_UNKNOWN]
+
+
+def run_agent(url: str, token: str, task: dict[str, Any]) -> Any:
+    """Call our own server as somebody's agent does."""
+
+    async def work() -> Any:
+        headers = {"authorization": f"Bearer {token}"}
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=patience(120)) as http,
+            Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client,
+        ):
+            return (await client.call_tool("run_agent", task)).structured_content
+
+    return asyncio.run(work())
 
 
 def _socket(data_dir: Path) -> httpx2.Client:
