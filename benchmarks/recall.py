@@ -37,7 +37,7 @@ CORPUS = Path(__file__).with_name("recall_corpus.json")
 DEPTHS = (5, 10, 50)
 SIZES = (6_000, 100_000)
 QUERIES = 150
-_BATCH = 2048
+_BATCH = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def long_talk(count: int, seed: int = 7) -> tuple[list[SampleTurn], list[str]]:
     dice = random.Random(seed)
     syllables = [first + last for first in "bdfgklmnprstvz" for last in ("a", "el", "in", "o", "ur", "ist")]
     words = ["".join(dice.choices(syllables, k=dice.choice((2, 2, 3)))) for _ in range(30_000)]
-    weights = [1 / (rank + 20) for rank in range(len(words))]
+    weights = [1 / (rank + 2.7) for rank in range(len(words))]
     begin = 1_700_000_000.0
     turns = []
     for number in range(count):

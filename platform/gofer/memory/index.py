@@ -1,7 +1,7 @@
 """The sealed index of memories: posting lists under hashed terms, and BM25 over them.
 
 Each scope (a conversation, a person, an agent) has an index of its own. Its documents are numbered in the order they
-were added, and a block of 2,048 of them has one row per term: `(index, hash of the term, block)` and, sealed with the
+were added, and a block of 8,192 of them has one row per term: `(index, hash of the term, block)` and, sealed with the
 scope's key, which documents of the block have the term and how often. Two rows of a block are no terms: how long each
 document is and where a sitting begins, and which memory it is.
 
@@ -33,8 +33,8 @@ from gofer.store.tables import memory_indexes, memory_postings
 from gofer.vault.envelope import DataKey, MacKey, aad
 from gofer.vault.errors import Tampered
 
-BLOCK = 2048
-_OFFSET_BITS = 5
+BLOCK = 8192
+_OFFSET_BITS = 3
 _MAX_COUNT = (1 << _OFFSET_BITS) - 1
 _LENGTHS, _IDS = 0, 1
 """Rows of a block in the place of a term."""

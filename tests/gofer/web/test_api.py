@@ -19,7 +19,7 @@ from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import agents, idempotency_keys, jobs, shells
 from gofer.web.api.http import EmptyBody
 from gofer.web.api.table import OPERATIONS
-from support.patience import patience
+from support.patience import patience, until
 from support.web_server import House
 
 
@@ -326,6 +326,10 @@ def test_a_shell_is_closed_unless_it_is_in_use(house: House, api: httpx2.Client,
     house.write(lambda c: c.execute(update(jobs).where(jobs.c.id == job).values(state="done")))
     assert api.delete(f"/shells/{conversation}/a").status_code == 200
     assert api.delete(f"/shells/{conversation}/a").status_code == 404
+    # What was said is being answered, and a shell in use is not closed.
+    answers = (jobs.c.kind == "answer") & (jobs.c.conversation_id == conversation)
+    answering = select(jobs.c.id).where(answers, jobs.c.state != "done")
+    until(lambda: house.read(lambda c: c.execute(answering).first()) is None)
     gofer = house.read(lambda c: c.execute(select(agents.c.id).where(agents.c.name == "gofer")).scalar())
     house.write(lambda c: row_macs.insert(c, shells, {**row, "agent_id": gofer}))
     shown = api.get(f"/shells/{conversation}/gofer").json()["shell"]
