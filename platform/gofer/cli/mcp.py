@@ -249,3 +249,8 @@ class RemoteApi:
         if response.is_error:
             raise Problem(response.status_code, str(value.get("code", "")), str(value.get("detail", "")))
         return value
+
+    async def me(self) -> Mapping[str, Any]:
+        """Who calls."""
+        found: Mapping[str, Any] = await self("GET", "/me")
+        return found

@@ -76,6 +76,9 @@ class Asks(Protocol):
     ) -> Any:
         """The JSON of an answer; raises Problem."""
 
+    async def me(self) -> Mapping[str, Any]:
+        """Who calls, as `GET /me` says it: `role` and `scopes` are looked at."""
+
 
 Report = Callable[[float, str], Awaitable[None]]
 """Tells the caller how far a call is."""
@@ -320,7 +323,7 @@ BY_NAME = {tool.name: tool for tool in OFFERED}
 
 async def _usable(ask: Asks) -> list[OfferedTool]:
     """The tools that the caller's role and scopes allow; the others do not exist for them."""
-    me = await ask("GET", "/me")
+    me = await ask.me()
 
     def allowed(tool: OfferedTool) -> bool:
         role = me["role"] if me["scopes"] is None else me["scopes"].get(tool.noun)
