@@ -32,6 +32,7 @@ NOUNS = (
     "key",
     "mcp",
     "members",
+    "memories",
     "messages",
     "questions",
     "rows",
