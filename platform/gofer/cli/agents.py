@@ -98,6 +98,7 @@ def put(
     """Add or change an agent from files, for all runs that start from now on. docs/agents.md has every setting.
 
     A folder has agent.toml and the layers SOUL.md, AGENT.md, IDENTITY.md and USER.md; those it lacks are removed.
+    Files of single people (users/) and others are not copied.
 
     \b
     gofer agents put reviewer reviewer.toml --instructions reviewer.md
@@ -144,8 +145,10 @@ def pull(
     written = {
         "folder": str(target.absolute()),
         "files": sorted(file for file, text in files.items() if text),
+        "problem": found["problem"],
     }
-    show(written, as_json, lambda: print(f"The files of {name} are in {target}."))
+    words = f"The files of {name} are in {target}."
+    show(written, as_json, lambda: print(words + (f" Problem: {found['problem']}" if found["problem"] else "")))
 
 
 def _read_if_there(path: Path) -> str:
@@ -153,6 +156,8 @@ def _read_if_there(path: Path) -> str:
 
 
 def _read(path: Path) -> str:
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise CommandFailed(f"{path} cannot be read: it is not a file.", USAGE)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

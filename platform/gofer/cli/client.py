@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gofer.cli.exit_codes import TRY_LATER, CommandFailed
+from gofer.cli.exit_codes import TRY_LATER, USAGE, CommandFailed
 
 if TYPE_CHECKING:
     import httpx2
@@ -49,6 +49,10 @@ class Api:
 
         try:
             response = await self._client.request(method, path, **request)
+        except httpx2.InvalidURL as error:
+            raise CommandFailed("That is too long, or has characters that no request can have.", USAGE) from error
+        except UnicodeEncodeError as error:
+            raise CommandFailed("That is not UTF-8 text. Say it in UTF-8.", USAGE) from error
         except httpx2.TimeoutException as error:
             raise CommandFailed(
                 "The server did not answer in time; it may be stopped or very busy.", TRY_LATER

@@ -80,15 +80,22 @@ def texts(paths: AgentPaths) -> AgentTexts:
     """An agent's own files; empty where there is nothing to show."""
     if paths.folder is None:
         return AgentTexts(_shown(paths.settings), _shown(paths.notes))
-    layers = {name: _shown(paths.folder / f"{name}.md") for name in LAYERS if f"{name}.md" != AGENT_LAYER}
-    return AgentTexts(_shown(paths.settings), _shown(paths.notes), layers, folder=True)
+    folder = paths.folder
+    layers = {
+        name: _shown(folder / f"{name}.md", folder) for name in LAYERS if f"{name}.md" != AGENT_LAYER
+    }
+    return AgentTexts(_shown(paths.settings, folder), _shown(paths.notes, folder), layers, folder=True)
 
 
-def _shown(path: Path) -> str:
+def _shown(path: Path, within: Path | None = None) -> str:
+    """What can be shown of a file, also of one that is broken. What a link out of the folder leads to is not."""
+    real = Path(os.path.realpath(path))
+    if within is not None and not real.is_relative_to(os.path.realpath(within)):
+        return ""
     try:
-        if not path.is_file():
+        if not real.is_file():
             return ""
-        with path.open("rb") as file:
+        with real.open("rb") as file:
             return file.read(4 * MAX_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return ""
@@ -163,7 +170,7 @@ def _put_folder(
 ) -> AgentSpec:
     folder, flat = directory / name, AgentPaths.flat(directory, name)
     if instructions is None:
-        instructions = _shown(folder / AGENT_LAYER) or _shown(flat.notes)
+        instructions = _shown(folder / AGENT_LAYER, folder) or _shown(flat.notes)
     files = {f"{layer}.md": text for layer, text in layers.items()} | {AGENT_LAYER: instructions}
     with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as new:
         trial = Path(new) / name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from support.command_line import Terminal
@@ -48,3 +49,23 @@ def test_a_backup_has_the_folders(terminal: Terminal, data_dir: Path, tmp_path: 
     assert not (data_dir / "agents" / "kim").exists()
     terminal("restore", str(tmp_path / "copy.db"))
     assert (data_dir / "agents" / "kim" / "SOUL.md").exists()
+
+
+def test_what_a_layers_link_leads_to_elsewhere_is_not_copied_out(
+    terminal: Terminal, data_dir: Path, tmp_path: Path
+) -> None:
+    terminal("agents", "new", "kim")
+    (tmp_path / "elsewhere").write_text("not the agent's")
+    soul = data_dir / "agents" / "kim" / "SOUL.md"
+    soul.unlink()
+    soul.symlink_to(tmp_path / "elsewhere")
+    pulled = terminal.json("agents", "pull", "kim", str(tmp_path / "out"))
+    assert "SOUL.md" not in pulled["files"]
+    assert "a link to a file outside of its folder" in pulled["problem"]
+
+
+def test_a_pipe_in_a_folder_is_not_waited_for(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "agent.toml").write_text('model = "auto"')
+    os.mkfifo(tmp_path / "SOUL.md")
+    said = terminal("agents", "put", "kim", str(tmp_path), fails=2)
+    assert "SOUL.md cannot be read: it is not a file" in said
