@@ -38,8 +38,9 @@ def keep_note(
     memory_id: str | None = None,
     supersedes: Collection[str] = (),
     reason: str = "asked",
+    at: float | None = None,
 ) -> Memory:
-    """Keep a note. With an id that is there already nothing happens, so it may be repeated."""
+    """Keep a note, since now or since the time given. With an id that is there already nothing happens, so it may be repeated."""
     if memory_id is not None and (known := _known(connection, vault, memory_id, scope_id)) is not None:
         return known
     words = clean(text).strip()
@@ -52,7 +53,7 @@ def keep_note(
     new = NewMemory(
         kind, scope_id, words, trust, source, author=author, untrusted=untrusted, supersedes=list(supersedes)
     )
-    made = records.remember(connection, vault, new, memory_id=memory_id)
+    made = records.remember(connection, vault, new, memory_id=memory_id, at=at)
     tell(connection, "remember", made.id, reason, source.conversation_id, after=len(words))
     return made
 

@@ -78,15 +78,12 @@ def _check(entries: list[ImportedNote]) -> None:
 
 
 def _lines(text: str) -> Iterator[ImportedNote]:
-    """JSON lines. Superseded ones are left out, whoever superseded them, so that a cycle of them is no trouble."""
+    """JSON lines. Superseded ones are left out; raises Malformed for a cycle of them, which would leave out all."""
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             found.append((number, _object(line, number)))
-    gone = {str(old) for _, value in found for old in _list(value.get("supersedes"))}
-    cycle = gone >= {str(value.get("id")) for _, value in found} and len(found) > 0
-    if cycle and all(value.get("supersedes") for _, value in found):
-        raise Malformed("Every memory of this file is superseded by another one: it has a cycle.")
+    gone = _superseded([value for _, value in found])
     for number, value in found:
         if str(value.get("id", "")) in gone or value.get("state") == "forgotten":
             continue
@@ -99,10 +96,25 @@ def _lines(text: str) -> Iterator[ImportedNote]:
         yield ImportedNote(words, foreign, _time(value.get("at"), number))
 
 
+def _superseded(values: list[dict[str, Any]]) -> set[str]:
+    """Ids whose place another line takes."""
+    takes: dict[str, set[str]] = {}
+    for value in values:
+        takes.setdefault(str(value.get("id", "")), set()).update(map(str, _list(value.get("supersedes"))))
+    gone = set().union(*takes.values())
+    left = {new: olds for new, olds in takes.items() if olds}
+    while free := [new for new, olds in left.items() if not olds & left.keys()]:
+        for new in free:
+            del left[new]
+    if left:
+        raise Malformed(f"The memory {min(left)[:60]!r} supersedes itself, by way of others: it is in a cycle.")
+    return gone
+
+
 def _object(line: str, number: int) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Malformed(f"Line {number} is no JSON. Each line holds one object.") from None
     if not isinstance(value, dict):
         raise Malformed(f"Line {number} is no object.")
@@ -168,6 +180,7 @@ def keep_import(
             author=author,
             memory_id=memory_id,
             reason="import",
+            at=entry.at,
         )
         kept.add(made.id)
     return len(kept)

@@ -160,6 +160,13 @@ def test_an_export_comes_back_in_and_the_same_file_twice_is_once(people: dict[st
             '{"id": "a", "text": "a", "supersedes": ["b"]}\n{"id": "b", "text": "b", "supersedes": ["a"]}',
             "cycle",
         ),
+        (
+            '{"id": "a", "text": "a", "supersedes": ["b"]}\n{"id": "b", "text": "b", "supersedes": ["a"]}\n'
+            '{"id": "c", "text": "c"}',
+            "cycle",
+        ),
+        ('{"id": "a", "text": "a", "supersedes": "a"}\n{"text": "c"}', "cycle"),
+        ('{"text": "a", "b": ' + "[" * 100_000 + "]" * 100_000 + "}", "Line 1 is no JSON"),
         (json.dumps({"text": "x" * 30_000}), "at most"),
         ("\n".join('{"text": "x"}' for _ in range(5001)), "Split the file"),
     ],
@@ -177,6 +184,19 @@ def test_archive_indexes_are_read_with_superseded_lines_left_out() -> None:
     ]
     found = parse_import("\n".join(map(json.dumps, lines)), "jsonl")
     assert [each.text for each in found] == ["We moved house.", "The cat is called Pepper."]
+
+
+def test_an_imported_memory_keeps_its_date(people: dict[str, Any]) -> None:
+    api = people["apis"]["owner"]
+    line = json.dumps({"text": "The old harbour was closed", "at": 1_262_304_000.0})
+    api.post("/memories/import", json={"scope": "agent:gofer", "format": "jsonl", "text": line})
+    out = api.get("/memories/export", params={"scope": "agent:gofer"}).json()["memories"]
+    assert {each["text"]: each["at"] for each in out}["The old harbour was closed"] == 1_262_304_000.0
+
+
+def test_a_word_that_separates_lines_elsewhere_does_not_break_a_line() -> None:
+    line = json.dumps({"text": "one\u2028two\x85three"}, ensure_ascii=False)
+    assert [each.text for each in parse_import(line, "jsonl")] == ["one\u2028two\x85three"]
 
 
 def test_reindexing_finds_the_same(people: dict[str, Any]) -> None:
