@@ -148,7 +148,9 @@ def pull(
         "problem": found["problem"],
     }
     words = f"The files of {name} are in {target}."
-    show(written, as_json, lambda: print(words + (f" Problem: {found['problem']}" if found["problem"] else "")))
+    show(
+        written, as_json, lambda: print(words + (f" Problem: {found['problem']}" if found["problem"] else ""))
+    )
 
 
 def _read_if_there(path: Path) -> str:

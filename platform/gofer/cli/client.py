@@ -50,7 +50,9 @@ class Api:
         try:
             response = await self._client.request(method, path, **request)
         except httpx2.InvalidURL as error:
-            raise CommandFailed("That is too long, or has characters that no request can have.", USAGE) from error
+            raise CommandFailed(
+                "That is too long, or has characters that no request can have.", USAGE
+            ) from error
         except UnicodeEncodeError as error:
             raise CommandFailed("That is not UTF-8 text. Say it in UTF-8.", USAGE) from error
         except httpx2.TimeoutException as error:

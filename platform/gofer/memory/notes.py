@@ -40,7 +40,8 @@ def keep_note(
     reason: str = "asked",
     at: float | None = None,
 ) -> Memory:
-    """Keep a note, since now or since the time given. With an id that is there already nothing happens, so it may be repeated."""
+    """Keep a note, since now or since the time given. With an id that is there already nothing happens, so it may be
+    repeated."""
     if memory_id is not None and (known := _known(connection, vault, memory_id, scope_id)) is not None:
         return known
     words = clean(text).strip()

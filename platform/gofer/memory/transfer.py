@@ -107,7 +107,9 @@ def _superseded(values: list[dict[str, Any]]) -> set[str]:
         for new in free:
             del left[new]
     if left:
-        raise Malformed(f"The memory {min(left)[:60]!r} supersedes itself, by way of others: it is in a cycle.")
+        raise Malformed(
+            f"The memory {min(left)[:60]!r} supersedes itself, by way of others: it is in a cycle."
+        )
     return gone
 
 

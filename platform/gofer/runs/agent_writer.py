@@ -81,9 +81,7 @@ def texts(paths: AgentPaths) -> AgentTexts:
     if paths.folder is None:
         return AgentTexts(_shown(paths.settings), _shown(paths.notes))
     folder = paths.folder
-    layers = {
-        name: _shown(folder / f"{name}.md", folder) for name in LAYERS if f"{name}.md" != AGENT_LAYER
-    }
+    layers = {name: _shown(folder / f"{name}.md", folder) for name in LAYERS if f"{name}.md" != AGENT_LAYER}
     return AgentTexts(_shown(paths.settings, folder), _shown(paths.notes, folder), layers, folder=True)
 
 
