@@ -364,6 +364,7 @@ def rank(searched: Searched, scopes: Mapping[str, Keys], limit: int) -> Found:
             lengths[place] = values
         elif (number := searched.terms.get((row.index_id, row.term))) is not None:
             postings.setdefault(number, []).append((place, values))
+    postings = {number: _fitting(searched, lists, lengths, damaged) for number, lists in postings.items()}
     scores, most = _scores(searched, lengths, postings)
     hits: list[Hit] = []
     ids: dict[tuple[int, int], Any] = {}
@@ -386,6 +387,22 @@ def _open(searched: Searched, scopes: Mapping[str, Keys], row: Any, damaged: set
     except (Tampered, ValueError):
         damaged.add(scope_id)
         return None
+
+
+Postings = list[tuple[tuple[int, int], array[int]]]
+
+
+def _fitting(
+    searched: Searched, lists: Postings, lengths: Mapping[tuple[int, int], array[int]], damaged: set[str]
+) -> Postings:
+    """Without lists that name documents which their block has not got: rows of different ages, or another layout."""
+    fitting: Postings = []
+    for place, values in lists:
+        if values and place in lengths and values[-1] >> _OFFSET_BITS >= len(lengths[place]):
+            damaged.add(searched.states[place[0]].scope_id)
+        else:
+            fitting.append((place, values))
+    return fitting
 
 
 Scores = dict[tuple[int, int], dict[int, float]]

@@ -152,6 +152,22 @@ async def test_a_flipped_byte_hides_no_other_row_and_is_reported(database: Datab
     assert found.damaged == {HERE}
 
 
+async def test_rows_of_different_ages_are_reported_and_break_no_search(database: Database) -> None:
+    keys = KeysOfAScope()
+    await add(database, HERE, keys, [said(1, "harbour lights")])
+    lengths = memory_postings.c.term == 0
+    old: Any = await database.read(
+        lambda connection: connection.execute(select(memory_postings.c.sealed).where(lengths)).scalar_one()
+    )
+    await add(database, HERE, keys, [said(2, "harbour walls")])
+    await database.write(
+        lambda connection: connection.execute(update(memory_postings).where(lengths).values(sealed=old))
+    )
+    found = await search(database, {HERE: keys}, "lights walls")
+    assert [hit.memory for hit in found.hits] == [1]
+    assert found.damaged == {HERE}
+
+
 def _hashes(keys: KeysOfAScope, word: str) -> set[int]:
     from gofer.memory.terms import hashed
 
