@@ -389,7 +389,7 @@ def _open(searched: Searched, scopes: Mapping[str, Keys], row: Any, damaged: set
         return None
 
 
-Postings = list[tuple[tuple[int, int], array[int]]]
+Postings = list[tuple[tuple[int, int], "array[int]"]]
 
 
 def _fitting(
