@@ -184,6 +184,18 @@ def test_commands_remember_list_and_forget(town: Town) -> None:
     assert "Say what" in command("/remember")
 
 
+def test_a_note_for_everybody_may_be_the_first_word_of_a_conversation(town: Town) -> None:
+    api = town.apis["ann"]
+    assert (
+        api.post("/messages", json={"text": "/remember everybody: the ferry leaves at noon"}).status_code
+        == 202
+    )
+    deadline = Deadline(20)
+    while not api.get("/memories", params={"scope": "agent:gofer", "query": "ferry"}).json()["memories"]:
+        assert deadline.left > 0, "nothing was remembered"
+        time.sleep(0.05)
+
+
 def test_people_are_principals(town: Town) -> None:
     found = town.house.read(lambda c: known_principal(c, FIRST_WORKSPACE, "webchat", town.people["ben"]))
     assert found is not None

@@ -17,7 +17,7 @@ from gofer.memory.records import Memory, Source, opened
 from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, open_scope, split_scope
 from gofer.store.database import Database
 from gofer.store.messages import StoredMessage
-from gofer.store.tables import Trust, memories, participants
+from gofer.store.tables import Trust, agents, memories, participants
 from gofer.vault.envelope import Vault
 
 MEMORY_COMMANDS = ("remember", "forget", "memory")
@@ -26,6 +26,9 @@ MAX_LISTED = 10
 NOTHING = "I remember nothing here beyond what was said. `/remember` and a sentence makes a note."
 NOTHING_FITS = "Nothing that may be recalled here fits these words."
 WHAT = "Say what: /remember and a sentence."
+NOBODY_YET = (
+    "No agent has answered here yet, so I do not know whose memory you mean. Say something to one first."
+)
 WHICH = "Say which: /forget and an id, as /memory shows it."
 HEARD_BY = {
     CONVERSATION: "for this conversation",
@@ -60,11 +63,15 @@ async def answer_memory(
 
 
 def _agent(connection: Connection, claim: Claim) -> str | None:
-    """The agent of a conversation; a command is no agent's work, and where several listen the first counts."""
+    """The agent of a conversation; a command is no agent's work, and where several listen the first counts. Where none
+    has listened yet, it is the only one there is."""
     if claim.agent_id:
         return claim.agent_id
     query = select(participants.c.agent_id).where(participants.c.conversation_id == claim.conversation_id)
-    return connection.execute(query.order_by(participants.c.id).limit(1)).scalar()
+    if (found := connection.execute(query.order_by(participants.c.id).limit(1)).scalar()) is not None:
+        return str(found)
+    only = connection.execute(select(agents.c.id).limit(2)).scalars().all()
+    return str(only[0]) if len(only) == 1 else None
 
 
 def _remember(
@@ -73,6 +80,8 @@ def _remember(
     if not words:
         return WHAT
     wide = words.casefold().startswith(EVERYBODY)
+    if wide and agent_id is None and read.trust is Trust.OWNER:
+        return NOBODY_YET
     scope_id = new_scope(
         connection,
         str(claim.conversation_id),
