@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.errors import Malformed
 from gofer.web.api.http import EmptyBody, RequestModel, json_response, parse_body, parse_query, platform_of
 from gofer.web.auth import record_reading, visitor_of
 from gofer.web.queries import memories
@@ -18,11 +17,18 @@ MAX_IMPORT = 8 * 1024 * 1024
 _SCOPE = "conversation:ID, person:ID or agent:NAME."
 
 
+# For the description of the API alone: what is no scope is refused with a sentence that says what one is.
+_ONE_SCOPE: Any = {"pattern": "^(conversation|person|agent):.+$"}
+_ANY_SCOPE: Any = {"pattern": "^$|^(conversation|person|agent):.+$"}
+
+
 class MemoryFilter(RequestModel):
     """Which memories to list: those that fit some words, or what was noted, newest first."""
 
     query: str = Field(default="", max_length=2000, description="Words, any of which may fit.")
-    scope: str = Field(default="", max_length=200, description=f"Only those of {_SCOPE}")
+    scope: str = Field(
+        default="", max_length=200, description=f"Only those of {_SCOPE}", json_schema_extra=_ANY_SCOPE
+    )
     kind: Literal["", "turn", "result", "plan", "summary", "note", "rule"] = ""
     limit: int = Field(default=50, ge=1, le=200)
 
@@ -30,7 +36,12 @@ class MemoryFilter(RequestModel):
 class NewNote(RequestModel):
     """Something to remember."""
 
-    scope: str = Field(min_length=1, max_length=200, description=f"Who may hear of it: {_SCOPE}")
+    scope: str = Field(
+        min_length=1,
+        max_length=200,
+        description=f"Who may hear of it: {_SCOPE}",
+        json_schema_extra=_ONE_SCOPE,
+    )
     text: str = Field(min_length=1, max_length=500_000)
 
 
@@ -41,13 +52,23 @@ class MemoryChange(RequestModel):
     pinned: bool | None = Field(
         default=None, description="Whether it is a standing rule of its conversation."
     )
-    scope: str | None = Field(default=None, max_length=200, description=f"Who may hear of it: {_SCOPE}")
+    scope: str | None = Field(
+        default=None,
+        max_length=200,
+        description=f"Who may hear of it: {_SCOPE}",
+        json_schema_extra=_ONE_SCOPE,
+    )
 
 
 class MemoryImport(RequestModel):
     """A file to import."""
 
-    scope: str = Field(min_length=1, max_length=200, description=f"Who may hear of it: {_SCOPE}")
+    scope: str = Field(
+        min_length=1,
+        max_length=200,
+        description=f"Who may hear of it: {_SCOPE}",
+        json_schema_extra=_ONE_SCOPE,
+    )
     format: Literal["jsonl", "markdown"] = Field(
         default="jsonl",
         description="jsonl also reads NDJSON archive indexes; markdown reads MEMORY.md files.",
@@ -58,7 +79,7 @@ class MemoryImport(RequestModel):
 class ScopeName(RequestModel):
     """One scope, or all."""
 
-    scope: str = Field(default="", max_length=200, description=_SCOPE)
+    scope: str = Field(default="", max_length=200, description=_SCOPE, json_schema_extra=_ANY_SCOPE)
 
 
 async def index(request: Request) -> Response:
@@ -107,10 +128,8 @@ async def add(request: Request) -> Response:
 
 
 async def change(request: Request) -> Response:
-    """Change one."""
+    """Change one. What is not given stays as it is."""
     platform, given = platform_of(request), await parse_body(request, MemoryChange)
-    if given.text is None and given.pinned is None and given.scope is None:
-        raise Malformed("Say what to change: text, pinned or scope.")
     made = await platform.database.write(
         partial(
             memories.change,
