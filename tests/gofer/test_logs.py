@@ -6,11 +6,12 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import structlog
 
-from gofer.logs import set_up_logs
+from gofer.logs import goes_to_file, set_up_logs
 from gofer.settings import Settings
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
@@ -93,3 +94,14 @@ def test_a_line_carries_its_ids(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(line)
     assert (told["event"], told["level"], told["job"], told["attempt"]) == ("shown", "warning", 7, 2)
     assert told["timestamp"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("log_to", "terminal", "to_file"),
+    [("file", False, True), ("auto", True, True), ("auto", False, False), ("stderr", True, False)],
+)
+def test_the_log_goes_to_a_file_where_somebody_asked_or_looks_at_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, log_to: Literal["auto", "stderr", "file"], terminal: bool, to_file: bool
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    assert goes_to_file(Settings(log_to=log_to)) is to_file
