@@ -465,26 +465,21 @@ class Supervisor:
 
     def _roll_back(self, by: str) -> None:
         """Go back to the release before the current one, because a person says so."""
-        trial, good = self._state.trial, self._home.linked(GOOD)
-        previous = (
-            str(trial["previous"])
-            if trial is not None
-            else str(self._home.manifest(good).get("previous", ""))
-        )
-        if trial is None and self._runnable(previous):
-            self._state.trial = {
-                "build": good,
-                "previous": previous,
-                "by": by,
-                "at": time.time(),
-                "step": "prove",
-            }
-            self._home.link(GOOD, previous)
-        trial = self._state.trial
-        if trial is not None and self._runnable(str(trial["previous"])):
-            self._go_back(trial, f"{by} asked for it.")
-        else:
+        last = self._state.trial or self._last_deployment()
+        if last is None or not self._runnable(str(last["previous"])):
             say("There is no release to go back to.")
+            return
+        if self._home.linked(GOOD) == last["build"]:
+            self._home.link(GOOD, str(last["previous"]))
+        self._go_back(last, f"{by} asked for it.")
+
+    def _last_deployment(self) -> dict[str, Any] | None:
+        """The good release and the one that it replaced; None when that is not known."""
+        good = self._home.linked(GOOD)
+        try:
+            return {"build": good, "previous": self._home.manifest(good).get("previous", "")}
+        except HomeError:
+            return None
 
     def _begin_trial(self, build: str, previous: str, *, by: str, step: str) -> None:
         """Write down what is to be deployed, before anything is done about it."""

@@ -3,6 +3,8 @@ worked before serves in the end, or what works now."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from supervisor.releases import Supervised, eventually
@@ -153,3 +155,18 @@ def test_a_damaged_state_keeps_nobody_offline(gofer: Supervised) -> None:
         file.write('{"installed": 3, "trial": [')
     gofer.start(gofer.home.release("one"))
     eventually(lambda: gofer.serves("one"))
+
+
+def test_a_rollback_without_a_release_to_go_back_to_ends_nothing(gofer: Supervised) -> None:
+    running(gofer)
+    gofer.kill()
+    with open(f"{gofer.home.path}/supervisor.json", "w") as file:
+        file.write("{")
+    Path(gofer.home.path, "good").unlink()
+    gofer.start(gofer.home.release("one"))
+    eventually(lambda: gofer.serves("one"))
+    gofer.ask(do="rollback", by="ada")
+    eventually(lambda: gofer.home.asked() is None)
+    assert gofer.serves("one")
+    assert gofer.process is not None
+    assert gofer.process.poll() is None
