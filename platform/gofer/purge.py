@@ -25,6 +25,7 @@ from gofer.store.tables import (
     conversations,
     deliveries,
     events,
+    goals,
     in_state,
     jobs,
     messages,
@@ -32,6 +33,7 @@ from gofer.store.tables import (
     questions,
     schedules,
     shells,
+    tasks,
 )
 from gofer.vault.envelope import Vault
 
@@ -76,6 +78,7 @@ def purge_conversation(connection: Connection, vault: Vault, *, conversation_id:
     _forget_signatures(connection, conversation_id)
     _empty(connection, events, conversation_id)
     _empty(connection, questions, conversation_id, answer=None)
+    _end_goals(connection, conversation_id)
     empty_scope(connection, conversation_scope(conversation_id))
     # With the binding go the replies in its ledger.
     connection.execute(delete(bindings).where(bindings.c.conversation_id == conversation_id))
@@ -120,6 +123,17 @@ def _end_jobs(connection: Connection, conversation_id: str) -> int:
             finished_at=now(),
         )
     ).rowcount
+
+
+def _end_goals(connection: Connection, conversation_id: str) -> None:
+    """End the goals and tasks of a conversation, and destroy what they say."""
+    for table, state in ((tasks, "dropped"), (goals, "cancelled")):
+        unfinished = (table.c.conversation_id == conversation_id) & table.c.finished_at.is_(None)
+        ended = {"state": state, "reason": "purged", "finished_at": now()}
+        connection.execute(update(table).where(unfinished).values(**ended))
+        _empty(connection, table, conversation_id)
+    of_it = tasks.c.conversation_id == conversation_id
+    connection.execute(update(tasks).where(of_it).values(result=None))
 
 
 def _empty(connection: Connection, table: Table, conversation_id: str, **also: object) -> int:

@@ -36,6 +36,7 @@ from gofer.intake.polling import Poller
 from gofer.jobs.cron import add_schedule, tick
 from gofer.jobs.kinds import APPROVAL
 from gofer.jobs.outcome import Done, Wait
+from gofer.jobs.queue import Claim
 from gofer.mac_upgrade import start
 from gofer.runs.answer import _name_and_model
 from gofer.runs.shells import _kept
@@ -50,6 +51,7 @@ from gofer.store.tables import (
     api_tokens,
     connections,
     events,
+    goals,
     identities,
     jobs,
     members,
@@ -86,6 +88,8 @@ FIRST_SIGNED = {
     "schedule": "created_at cron enabled id kind missed name payload timezone workspace_id",
     "question": "asked_at asked_of call_id conversation_id expires_at id job_id",
     "shell": "agent_id conversation_id record trust",
+    "goal": "agent_id asked_by budget connection_id conversation_id created_at id message_seq narrowed needs_approval "
+    "participant_id trust until workspace_id",
 }
 """What the first release that signs has signed."""
 
@@ -133,6 +137,27 @@ def test_no_writer_passes_the_signatures_by() -> None:
 # Every signed column of every table, on both databases.
 
 
+def a_goal(claim: Claim) -> dict[str, Any]:
+    return {
+        "id": "goal_1",
+        "workspace_id": FIRST_WORKSPACE,
+        "conversation_id": claim.conversation_id,
+        "agent_id": "a",
+        "participant_id": claim.participant_id,
+        "asked_by": "ann",
+        "trust": "member",
+        "narrowed": False,
+        "state": "planning",
+        "reason": "",
+        "spent": 0,
+        "replans": 0,
+        "needs_approval": False,
+        "event_seq": 0,
+        "created_at": 1.0,
+        "changed_at": 1.0,
+    }
+
+
 async def filled(world: World) -> None:
     """A row in every signed table, made the way Gofer makes them."""
     await world.say("hello")
@@ -155,6 +180,7 @@ async def filled(world: World) -> None:
             "trust": "member",
         }
         row_macs.insert(c, shells, {**shell, "used_at": 1.0})
+        row_macs.insert(c, goals, a_goal(claim))
 
     await world.run(fill)
 

@@ -42,6 +42,7 @@ from gofer.store.tables import (
     agents,
     api_tokens,
     connections,
+    goals,
     identities,
     members,
     pairings,
@@ -74,6 +75,7 @@ TABLES: tuple[Table, ...] = (
     schedules,
     questions,
     shells,
+    goals,
 )
 
 FREE: dict[str, frozenset[str]] = {
@@ -84,6 +86,9 @@ FREE: dict[str, frozenset[str]] = {
     "schedule": frozenset({"next_at"}),
     "question": frozenset({"sealed", "choices", "answer", "answered_at"}),
     "shell": frozenset({"used_at"}),
+    "goal": frozenset(
+        {"sealed", "state", "reason", "spent", "replans", "job_id", "event_seq", "changed_at", "finished_at"}
+    ),
 }
 """Columns that are not signed: times that only inform, and bytes that their own encryption binds to the row."""
 

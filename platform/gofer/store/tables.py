@@ -47,7 +47,7 @@ class JobState(StrEnum):
     SCHEDULED = "scheduled"
     """Becomes ready at `run_at`: delayed, retried or snoozed."""
     WAITING = "waiting"
-    """A Question is open; holds no lease and no slot."""
+    """For the answer to a Question, or for other jobs (`reason` says which); holds no lease and no slot."""
     DONE = "done"
     """Finished."""
     DEAD = "dead"
@@ -620,6 +620,7 @@ class Job(SQLModel, table=True):
         Index("job_of_agent", "agent_id", "id", **_where("agent_id IS NOT NULL")),
         Index("job_of_connection", "connection_id", "id", **_where("connection_id IS NOT NULL")),
         Index("job_ended_badly", "state", "id", **_where("state IN ('dead','cancelled')")),
+        Index("job_of_parent", "parent_id", **_where("parent_id IS NOT NULL")),
         _NEVER_REUSE_IDS,
     )
 
@@ -628,7 +629,8 @@ class Job(SQLModel, table=True):
     workspace_id: str = Field(foreign_key="workspace.id")
     kind: str
     pool: str = "agent"
-    """Which of a worker's slots it takes: agent (may last hours) or service (short errands, never starved)."""
+    """Which of a worker's slots it takes: agent (may last hours), service (short errands, never starved) or worker
+    (tasks, beside which answers keep their slots)."""
     state: str
     lane: str
     """What it must not run beside; for an agent's answer, its Participant."""
@@ -657,6 +659,8 @@ class Job(SQLModel, table=True):
     payload: dict[str, Any] = _json()
     unique_key: str | None = None
     """At most one job ever has it; what makes a cron tick happen once."""
+    parent_id: int | None = _big(default=None, nullable=True)
+    """The job that made it and may wait for it, in the same conversation."""
     reason: str = ""
     """Code of why it is where it is."""
     created_at: float
@@ -791,6 +795,7 @@ class Spend(SQLModel, table=True):
         # Covers what the costs are summed up by, so that no row is read for it.
         Index("spend_by_day", "day", "agent_id", "model", "connection_id", "micros"),
         Index("spend_of_conversation", "conversation_id"),
+        Index("spend_of_goal", "goal_id", **_where("goal_id IS NOT NULL")),
     )
 
     id: int | None = _serial()
@@ -813,6 +818,8 @@ class Spend(SQLModel, table=True):
         default=False, sa_column=Column(Boolean, nullable=False, server_default=false(), default=False)
     )
     """For a job nobody waits for."""
+    goal_id: str | None = None
+    """The Goal it was spent for."""
 
 
 class Shell(SQLModel, table=True):
@@ -924,6 +931,100 @@ class Memory(SQLModel, table=True):
     """Whether it can be searched for."""
 
 
+class Goal(SQLModel, table=True):
+    """Something that a person wants: planned, done by Tasks, and reported once."""
+
+    __table_args__ = (
+        Index("goal_of_conversation", "conversation_id", "created_at"),
+        Index("goal_under_way", "agent_id", **_where("finished_at IS NULL")),
+    )
+
+    id: str = Field(primary_key=True)
+    """`goal_…`."""
+    workspace_id: str = Field(foreign_key="workspace.id")
+    conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
+    connection_id: str | None = None
+    """Where it was asked for."""
+    agent_id: str
+    participant_id: str
+    asked_by: str
+    """Who wants it: the author of the message, as its service knows them."""
+    trust: str
+    """Of whoever wants it. Its Tasks have no more."""
+    narrowed: bool = False
+    """A Task has read strangers' text: what comes of it has a stranger's trust."""
+    message_seq: int | None = _big(default=None, nullable=True)
+    """The message that asked for it."""
+    sealed: bytes | None = _bytes(nullable=True)
+    """What is wanted."""
+    state: str
+    """planning, active, blocked, paused, done, failed or cancelled."""
+    reason: str = ""
+    """Code of why it is where it is."""
+    budget: int | None = _big(default=None, nullable=True)
+    """Millionths of a dollar that it may cost; None for no budget of its own."""
+    spent: int = _big()
+    until: float | None = None
+    """When it has to be done."""
+    replans: int = 0
+    """How often its plan was changed."""
+    needs_approval: bool = False
+    """Whether somebody has to approve its plan before work begins."""
+    job_id: int | None = _big(default=None, nullable=True)
+    """The job that drives it."""
+    event_seq: int = _big()
+    """Grows with each change."""
+    created_at: float
+    changed_at: float
+    finished_at: float | None = None
+    mac: bytes | None = _mac()
+
+
+class Task(SQLModel, table=True):
+    """A piece of work for a Worker run: one of a Goal, or one that a run delegated."""
+
+    __table_args__ = (
+        Index("task_of_goal", "goal_id", "number", **_where("goal_id IS NOT NULL")),
+        Index("task_of_run", "parent_job_id", "call_id", "number", unique=True),
+        Index("task_of_conversation", "conversation_id", "created_at"),
+        Index("task_unfinished", "agent_id", "state", **_where("finished_at IS NULL")),
+    )
+
+    id: str = Field(primary_key=True)
+    """`task_…`."""
+    workspace_id: str = Field(foreign_key="workspace.id")
+    conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
+    agent_id: str
+    """Whose worker does it."""
+    goal_id: str | None = Field(default=None, foreign_key="goal.id", ondelete="CASCADE")
+    parent_job_id: int | None = _big(default=None, nullable=True)
+    """The run that delegated it."""
+    call_id: str = ""
+    """The tool call that delegated it."""
+    number: int
+    """Its place in the order."""
+    kind: str
+    """research, execution or status; plan and report are what a Goal's driver asks of a model."""
+    state: str
+    """queued, running, done, failed, blocked or dropped."""
+    needs: list[int] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    """The numbers of the tasks that it depends on."""
+    sealed: bytes | None = _bytes(nullable=True)
+    """Title, instructions, and what decides what it may do: kind and trust."""
+    result: bytes | None = _bytes(nullable=True)
+    """Summary, artefacts and open points, sealed."""
+    reason: str = ""
+    """Code of why it is where it is."""
+    job_id: int | None = _big(default=None, nullable=True)
+    """The job of its last try."""
+    tries: int = 0
+    cost: float = 0
+    """In dollars."""
+    created_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+
+
 class Worker(SQLModel, table=True):
     """A process that is or was there."""
 
@@ -978,4 +1079,6 @@ memory_indexes = table(MemoryIndex)
 memory_postings = table(MemoryPosting)
 schedules = table(Schedule)
 memories = table(Memory)
+goals = table(Goal)
+tasks = table(Task)
 workers = table(Worker)
