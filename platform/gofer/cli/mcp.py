@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -175,6 +175,7 @@ def serve(
 async def _serve(settings: Settings, *, agent: str, role: str, url: str, token: str) -> None:
     from mcp.server.stdio import stdio_server
 
+    from gofer.client.mcp_api import RemoteApi
     from gofer.client.mcp_tools import build_server
 
     elsewhere = _elsewhere(url, token) if url else _here(settings, agent, role)
@@ -211,46 +212,3 @@ async def _elsewhere(url: str, token: str) -> AsyncIterator[httpx2.AsyncClient]:
     base = f"{url.rstrip('/')}/api/v1"
     async with httpx2.AsyncClient(base_url=base, headers=headers, timeout=60) as client:
         yield client
-
-
-class RemoteApi:
-    """The API of a server that runs."""
-
-    def __init__(self, client: httpx2.AsyncClient) -> None:
-        self._client = client
-
-    async def __call__(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, Any] | None = None,
-        body: Any = None,
-        key: str = "",
-    ) -> Any:
-        """The JSON of an answer; raises Problem."""
-        import httpx2
-
-        from gofer.client.mcp_tools import Problem
-
-        wanted = {name: value for name, value in (query or {}).items() if value != ""}
-        headers = {"idempotency-key": key} if key else {}
-        try:
-            response = await self._client.request(method, path, params=wanted, json=body, headers=headers)
-            value = response.json()
-        except httpx2.TransportError as error:
-            unknown = " Whether it was done is not known: look, or repeat it with the same key."
-            lost = f"The server went away before it answered ({type(error).__name__})."
-            raise Problem(503, "unreachable", lost + (unknown if method != "GET" else "")) from None
-        except ValueError:
-            raise Problem(
-                502, "unreadable", f"The server answered {response.status_code}, not JSON."
-            ) from None
-        if response.is_error:
-            raise Problem(response.status_code, str(value.get("code", "")), str(value.get("detail", "")))
-        return value
-
-    async def me(self) -> Mapping[str, Any]:
-        """Who calls."""
-        found: Mapping[str, Any] = await self("GET", "/me")
-        return found

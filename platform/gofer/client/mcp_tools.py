@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gofer import __version__
+from gofer.client.mcp_api import CallerApi, Problem
 from gofer.validation import first_error
 
 if TYPE_CHECKING:
@@ -51,33 +52,6 @@ def load_library() -> None:
         import mcp.client.streamable_http
         import mcp.server
         import mcp.server.streamable_http_manager  # noqa: F401
-
-
-class Problem(Exception):
-    """The API said no."""
-
-    def __init__(self, status: int, code: str, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.code = code
-
-
-class Asks(Protocol):
-    """The API in the name of one caller."""
-
-    async def __call__(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, Any] | None = None,
-        body: Any = None,
-        key: str = "",
-    ) -> Any:
-        """The JSON of an answer; raises Problem."""
-
-    async def me(self) -> Mapping[str, Any]:
-        """Who calls, as `GET /me` says it: `role` and `scopes` are looked at."""
 
 
 Report = Callable[[float, str], Awaitable[None]]
@@ -184,28 +158,28 @@ class CancelJob(_Change):
     job_id: JobId
 
 
-async def _list_conversations(ask: Asks, given: ListConversations, report: Report) -> Any:
+async def _list_conversations(ask: CallerApi, given: ListConversations, report: Report) -> Any:
     return await ask("GET", "/conversations", query={"cursor": given.cursor, "limit": given.limit})
 
 
-async def _read_conversation(ask: Asks, given: ReadConversation, report: Report) -> Any:
+async def _read_conversation(ask: CallerApi, given: ReadConversation, report: Report) -> Any:
     query = {"after": given.after, "limit": given.limit}
     return await ask("GET", f"/conversations/{quote(given.conversation_id, safe='')}/messages", query=query)
 
 
-async def _post_message(ask: Asks, given: PostMessage, report: Report) -> Any:
+async def _post_message(ask: CallerApi, given: PostMessage, report: Report) -> Any:
     path = f"/conversations/{quote(given.conversation_id, safe='')}/messages"
     return await ask("POST", path, body={"text": given.text}, key=given.idempotency_key)
 
 
-async def _ask_person(ask: Asks, given: AskPerson, report: Report) -> Any:
+async def _ask_person(ask: CallerApi, given: AskPerson, report: Report) -> Any:
     path = f"/conversations/{quote(given.conversation_id, safe='')}/questions"
     wish = {"text": given.question, "choices": given.choices, "expires_after": given.expires_after}
     said = await ask("POST", path, body=wish, key=given.idempotency_key)
     return await _ended(ask, said["job_id"], given.wait, report)
 
 
-async def _run_agent(ask: Asks, given: RunAgent, report: Report) -> Any:
+async def _run_agent(ask: CallerApi, given: RunAgent, report: Report) -> Any:
     said = await ask(
         "POST", "/messages", body={"text": given.task, "agent": given.agent}, key=given.idempotency_key
     )
@@ -214,17 +188,17 @@ async def _run_agent(ask: Asks, given: RunAgent, report: Report) -> Any:
     return await _ended(ask, said["job_id"], given.wait, report)
 
 
-async def _recall(ask: Asks, given: RecallMemories, report: Report) -> Any:
+async def _recall(ask: CallerApi, given: RecallMemories, report: Report) -> Any:
     path = f"/conversations/{quote(given.conversation_id, safe='')}/memories"
     return await ask("GET", path, query={"query": given.query, "limit": given.limit})
 
 
-async def _remember(ask: Asks, given: RememberNote, report: Report) -> Any:
+async def _remember(ask: CallerApi, given: RememberNote, report: Report) -> Any:
     path = f"/conversations/{quote(given.conversation_id, safe='')}/memories"
     return await ask("POST", path, body={"text": given.text}, key=given.idempotency_key)
 
 
-async def _list_jobs(ask: Asks, given: ListJobs, report: Report) -> Any:
+async def _list_jobs(ask: CallerApi, given: ListJobs, report: Report) -> Any:
     query = {
         "state": given.state,
         "conversation": given.conversation_id,
@@ -234,15 +208,15 @@ async def _list_jobs(ask: Asks, given: ListJobs, report: Report) -> Any:
     return await ask("GET", "/jobs", query=query)
 
 
-async def _get_job(ask: Asks, given: GetJob, report: Report) -> Any:
+async def _get_job(ask: CallerApi, given: GetJob, report: Report) -> Any:
     return await _ended(ask, given.job_id, given.wait, report)
 
 
-async def _cancel_job(ask: Asks, given: CancelJob, report: Report) -> Any:
+async def _cancel_job(ask: CallerApi, given: CancelJob, report: Report) -> Any:
     return await ask("POST", f"/jobs/{given.job_id}/cancel", body={}, key=given.idempotency_key)
 
 
-async def _ended(ask: Asks, job_id: int, wait: float, report: Report) -> dict[str, Any]:
+async def _ended(ask: CallerApi, job_id: int, wait: float, report: Report) -> dict[str, Any]:
     """A job once it has ended, or as it is when the time is over; what it does meanwhile is reported."""
     until, pause, told = time.monotonic() + wait, FIRST_LOOK, 0
     while True:
@@ -263,7 +237,7 @@ def _step(event: Mapping[str, Any], state: str) -> str:
     return f"{state}: {event['kind']}" + (f" {tool}" if isinstance(tool, str) else "")
 
 
-async def _told(ask: Asks, story: Mapping[str, Any]) -> dict[str, Any]:
+async def _told(ask: CallerApi, story: Mapping[str, Any]) -> dict[str, Any]:
     """A job as a caller wants it: short, with the words that it ended with."""
     job = story["job"]
     known = ("id", "kind", "state", "reason", "conversation_id", "created_at", "finished_at")
@@ -275,7 +249,7 @@ async def _told(ask: Asks, story: Mapping[str, Any]) -> dict[str, Any]:
     return told
 
 
-async def _questions(ask: Asks, job_id: int) -> list[dict[str, Any]]:
+async def _questions(ask: CallerApi, job_id: int) -> list[dict[str, Any]]:
     try:
         found = await ask("GET", "/questions", query={"all": "true", "job": job_id})
     except Problem:  # a token without a scope for questions
@@ -284,7 +258,7 @@ async def _questions(ask: Asks, job_id: int) -> list[dict[str, Any]]:
     return [{name: each[name] for name in shown} for each in found["questions"]]
 
 
-async def _answer(ask: Asks, job: Mapping[str, Any]) -> str | None:
+async def _answer(ask: CallerApi, job: Mapping[str, Any]) -> str | None:
     """What the agent said last in answer to what the job covers."""
     path = f"/conversations/{job['conversation_id']}/messages"
     try:
@@ -301,7 +275,7 @@ class OfferedTool:
 
     name: str
     arguments: type[_Arguments]
-    run: Callable[[Asks, Any, Report], Awaitable[Any]]
+    run: Callable[[CallerApi, Any, Report], Awaitable[Any]]
     noun: str
     changes: bool = False
 
@@ -321,7 +295,7 @@ OFFERED: tuple[OfferedTool, ...] = (
 BY_NAME = {tool.name: tool for tool in OFFERED}
 
 
-async def _usable(ask: Asks) -> list[OfferedTool]:
+async def _usable(ask: CallerApi) -> list[OfferedTool]:
     """The tools that the caller's role and scopes allow; the others do not exist for them."""
     me = await ask.me()
 
@@ -332,7 +306,7 @@ async def _usable(ask: Asks) -> list[OfferedTool]:
     return [tool for tool in OFFERED if allowed(tool)]
 
 
-def build_server(caller: Callable[[ServerRequestContext[Any]], Asks]) -> Server[Any]:
+def build_server(caller: Callable[[ServerRequestContext[Any]], CallerApi]) -> Server[Any]:
     """An MCP server whose calls go to the API in the name of whoever makes them."""
     load_library()
     import mcp_types as types
@@ -423,7 +397,7 @@ def _describe(tool: OfferedTool) -> mcp_types.Tool:
 
 
 async def _call(
-    tool: OfferedTool, ask: Asks, arguments: dict[str, Any], report: Report
+    tool: OfferedTool, ask: CallerApi, arguments: dict[str, Any], report: Report
 ) -> mcp_types.CallToolResult:
     import mcp_types as types
 
@@ -451,7 +425,7 @@ TEMPLATES = (
 )
 
 
-async def _resources(ask: Asks, cursor: str) -> mcp_types.ListResourcesResult:
+async def _resources(ask: CallerApi, cursor: str) -> mcp_types.ListResourcesResult:
     import mcp_types as types
     from mcp.shared.exceptions import MCPError
 
@@ -466,7 +440,7 @@ async def _resources(ask: Asks, cursor: str) -> mcp_types.ListResourcesResult:
     return types.ListResourcesResult(resources=resources, next_cursor=page["next"])
 
 
-async def _read(ask: Asks, uri: str) -> Any:
+async def _read(ask: CallerApi, uri: str) -> Any:
     if uri.startswith(CONVERSATION):
         name = quote(uri.removeprefix(CONVERSATION), safe="")
         about = await ask("GET", f"/conversations/{name}")

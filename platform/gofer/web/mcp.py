@@ -19,11 +19,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gofer.app import Platform
-from gofer.client.mcp_tools import Problem, build_server
+from gofer.client.mcp_api import CallerApi, OperationCall
+from gofer.client.mcp_tools import build_server
 from gofer.errors import Forbidden, GoferError, TooOften
 from gofer.strict_json import load_json
 from gofer.web.api.http import MAX_BODY
-from gofer.web.api.idempotency import HEADER
 from gofer.web.auth import NotSignedIn, visitor_of
 from gofer.web.auth.guard import check_origin
 from gofer.web.auth.principal import Visitor, caller_of
@@ -139,7 +139,7 @@ def _in_process(context: ServerRequestContext[Any]) -> InProcessApi:
     return InProcessApi(request)
 
 
-class InProcessApi:
+class InProcessApi(CallerApi):
     """The API of this process in the name of whoever made a request."""
 
     def __init__(self, request: Request) -> None:
@@ -148,35 +148,25 @@ class InProcessApi:
         self._visitor = visitor_of(request)
         self._router: ASGIApp = request.app.router
 
-    async def __call__(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, Any] | None = None,
-        body: Any = None,
-        key: str = "",
-    ) -> Any:
-        """The JSON of an answer; raises Problem."""
-        headers = [(b"content-type", b"application/json"), (b"host", b"gofer")]
-        if key:
-            headers.append((HEADER.encode(), key.encode()))
-        wanted = {name: value for name, value in (query or {}).items() if value != ""}
+    async def send(self, request: OperationCall) -> tuple[int, bytes]:
+        """Have the router answer it."""
+        path = f"/api/v1{request.path}"
+        headers = {"content-type": "application/json", "host": "gofer", **request.headers}
         scope = {
             **{name: value for name, value in self._scope.items() if name not in _OWN},
-            "method": method,
-            "path": f"/api/v1{path}",
-            "raw_path": f"/api/v1{path}".encode(),
-            "query_string": urlencode(wanted).encode(),
-            "headers": headers,
+            "method": request.method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": urlencode(request.query).encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
             "state": {},
             # The API narrows the visitor to what each operation is about.
             "gofer.caller": replace(self._caller, visitor=self._visitor),
         }
-        sent = b"" if body is None else json.dumps(body).encode()
+        sent = b"" if request.body is None else json.dumps(request.body).encode()
         answer = _Answer()
         await self._router(scope, _again(sent, _nothing_more), answer.send)
-        return answer.value()
+        return answer.status, bytes(answer.body)
 
     async def me(self) -> Mapping[str, Any]:
         """Who calls; known here, so that no request is made for it."""
@@ -194,17 +184,11 @@ class _Answer:
     """Collects an answer of the API."""
 
     def __init__(self) -> None:
-        self._status = 500
-        self._body = bytearray()
+        self.status = 500
+        self.body = bytearray()
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._status = message["status"]
+            self.status = message["status"]
         elif message["type"] == "http.response.body":
-            self._body += message.get("body", b"")
-
-    def value(self) -> Any:
-        value = json.loads(bytes(self._body) or b"{}")
-        if self._status >= 400:
-            raise Problem(self._status, str(value.get("code", "")), str(value.get("detail", "")))
-        return value
+            self.body += message.get("body", b"")
