@@ -62,7 +62,7 @@ from gofer.jobs.worker import Capacity, Run, Worker
 from gofer.live import Live, SharedLive
 from gofer.logs import RecentLines
 from gofer.mac_upgrade import begin_signing
-from gofer.mcp.oauth import Authoriser
+from gofer.mcp.oauth import Authoriser, PendingAuthorisations
 from gofer.mcp.servers import McpServers
 from gofer.memory.manager import MEMORY, MemoryManager
 from gofer.memory.recall import Recall
@@ -156,7 +156,8 @@ class Platform:
     def authoriser(self) -> Authoriser:
         """Authorisations at MCP servers."""
         base = self.settings.public_url.rstrip("/")
-        return Authoriser(self.secret, self.keep_secret, lambda: f"{base or self.url}{MCP_CALLBACK}")
+        pending = PendingAuthorisations(self.database, self.vault)
+        return Authoriser(self.secret, self.keep_secret, pending, lambda: f"{base or self.url}{MCP_CALLBACK}")
 
     @cached_property
     def servers(self) -> McpServers:

@@ -25,7 +25,13 @@ _ACTING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
-QUIET = {"uvicorn": logging.WARNING, "alembic": logging.WARNING, "httpx2": logging.WARNING}
+QUIET = {
+    "uvicorn": logging.WARNING,
+    "alembic": logging.WARNING,
+    "httpx2": logging.WARNING,
+    "mcp": logging.WARNING,
+    "mcp.client": logging.CRITICAL,  # a traceback for each server that fails, of which we tell in a line of our own
+}
 """Libraries that tell more than a person wants to know."""
 
 

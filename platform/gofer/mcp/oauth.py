@@ -1,37 +1,48 @@
 """OAuth for MCP servers that want it: an owner follows a link once; the tokens are kept in the vault and refreshed.
 
-A run uses what is kept. Only `Authoriser.begin` asks an owner; a run that would have to is told so.
+A run uses what is kept. Only `Authoriser.begin` asks an owner; a run that would have to is told so. What was begun
+waits in the store, so the owner may come back to another process than the one that gave the link.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import httpx2
 import structlog
+from sqlalchemy import Connection, and_, delete
 
 from gofer.client.mcp_tools import load_library
 from gofer.errors import ConfigError, GoferError, NotFound, Permanent, Temporary
 from gofer.mcp.settings import McpServerSettings
-from gofer.mcp.transport import http_client
+from gofer.mcp.transport import http_client, in_our_words
+from gofer.secrets.secret_store import PLATFORM, get_secret, write_secret
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.database import Database
+from gofer.store.db_time import now
+from gofer.store.tables import secrets
+from gofer.vault.envelope import Vault
+from gofer.vault.secret import Secret
 
 if TYPE_CHECKING:
+    from mcp.client.auth import OAuthClientProvider
     from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 
 log = structlog.get_logger()
 
 LINK_LIFE = 600.0
 """Seconds in which an owner follows the link."""
-LINK_TIMEOUT = 30.0
-"""Seconds in which the server gives the link."""
+VISIT_TIMEOUT = 30.0
+"""Seconds in which the server gives the link, or takes the code."""
 EARLY = 30.0
 """Seconds before its end from which a token is renewed."""
 
@@ -105,12 +116,51 @@ class KeptTokens:
         await self.save(self.name("client"), json.dumps({**await self._facts(), **facts}))
 
 
-@dataclass(slots=True)
-class _Pending:
-    """An authorisation that waits for its owner."""
+@dataclass(frozen=True, slots=True)
+class PendingAuthorisations:
+    """Authorisations that wait for their owner, each a sealed row: any process can finish one, once, also after a
+    restart."""
 
-    code: asyncio.Future[Any]
-    task: asyncio.Task[None]
+    database: Database
+    vault: Vault
+
+    async def keep(self, state: str, value: str) -> None:
+        """Keep one under the state that the owner comes back with, and drop those that have ended."""
+
+        def write(connection: Connection) -> None:
+            connection.execute(delete(secrets).where(_PENDING, secrets.c.created_at <= now() - LINK_LIFE))
+            place = {"workspace_id": FIRST_WORKSPACE, "owner": PLATFORM, "name": _pending_name(state)}
+            write_secret(connection, self.vault, **place, value=Secret(value))
+
+        await self.database.write(write)
+
+    async def take(self, state: str) -> str:
+        """What was kept, which is gone then; raises NotFound."""
+        place = {"workspace_id": FIRST_WORKSPACE, "owner": PLATFORM, "name": _pending_name(state)}
+
+        def write(connection: Connection) -> str:
+            alive = secrets.c.name == place["name"], secrets.c.created_at > now() - LINK_LIFE
+            found = get_secret(connection, self.vault, **place).reveal()
+            if connection.execute(delete(secrets).where(_PENDING, *alive)).rowcount == 0:
+                raise NotFound
+            return found
+
+        try:
+            return await self.database.write(write)
+        except NotFound:
+            raise NotFound("This authorisation has ended. Begin it again: gofer mcp authorise") from None
+
+
+_PREFIX = "mcp_pending_"
+_PENDING = and_(secrets.c.owner == PLATFORM, secrets.c.name.startswith(_PREFIX, autoescape=True))
+
+
+def _pending_name(state: str) -> str:
+    return _PREFIX + hashlib.sha256(state.encode("utf-8", "replace")).hexdigest()
+
+
+Grant = Callable[["OAuthClientProvider"], Awaitable[tuple[str, str]]]
+"""How an authorisation comes about: the code and its verifier."""
 
 
 @dataclass(slots=True)
@@ -119,71 +169,66 @@ class Authoriser:
 
     load: Load
     save: Save
+    pending: PendingAuthorisations
     callback: Callable[[], str]
     """Where the owner's browser is sent back to; empty while nobody listens."""
-    _pending: dict[str, _Pending] = field(default_factory=dict)
 
     def auth(self, server: str, settings: McpServerSettings) -> httpx2.Auth:
         """What signs a run's requests, and renews its token."""
 
-        async def refuse(url: str) -> None:
+        async def refuse(provider: OAuthClientProvider) -> tuple[str, str]:
             raise NotAuthorised(
                 f"{server} wants to be authorised. An owner runs: gofer mcp authorise AGENT {server}"
             )
 
-        return self._provider(server, settings, refuse, None)
+        return self._provider(server, settings, refuse)
 
     async def begin(self, server: str, settings: McpServerSettings) -> str:
         """The link that an owner follows; empty when the server is content already. Raises GoferError."""
         if not settings.oauth:
             raise ConfigError(f"Write `oauth = true` into [mcp.{server}] first.")
         await asyncio.to_thread(load_library)
-        loop = asyncio.get_running_loop()
-        link: asyncio.Future[str] = loop.create_future()
-        code: asyncio.Future[Any] = loop.create_future()
+        links: list[str] = []
+        back = self.callback()
 
-        async def show(url: str) -> None:
-            if not link.done():
-                link.set_result(url)
+        async def ask(provider: OAuthClientProvider) -> tuple[str, str]:
+            url, state, verifier = await _link(provider)
+            known = {
+                "server": server,
+                "settings": settings.model_dump_json(),
+                "back": back,
+                "verifier": verifier,
+                "token_endpoint": provider._get_token_endpoint(),
+            }
+            await self.pending.keep(state, json.dumps(known))
+            links.append(url)
+            raise NotAuthorised
 
-        async def wait() -> Any:
-            return await asyncio.wait_for(code, LINK_LIFE)
-
-        auth = self._provider(server, settings, show, wait)
-        task = asyncio.create_task(_visit(server, settings, auth), name=f"authorise-{server}")
-        task.add_done_callback(partial(_ended, server, link))
         try:
-            async with asyncio.timeout(LINK_TIMEOUT):
-                url = await asyncio.shield(link)
-        except TimeoutError:
-            task.cancel()
-            raise Temporary(f"{server} did not say where to authorise.") from None
-        state = parse_qs(urlsplit(url).query).get("state", [""])[0] if url else ""
-        if state:
-            self._pending[state] = _Pending(code, task)
-            task.add_done_callback(lambda _: self._pending.pop(state, None))
-        return url
+            await _visit(server, settings, self._provider(server, settings, ask, back))
+        except GoferError:
+            if not links:
+                raise
+        return links[0] if links else ""
 
     async def finish(self, state: str, code: str, issuer: str = "") -> None:
         """The owner came back with a code. Raises NotFound for a link that has ended, and what went wrong."""
-        from mcp.shared.auth import AuthorizationCodeResult
+        known = json.loads(await self.pending.take(state))
+        server, settings = known["server"], McpServerSettings.model_validate_json(known["settings"])
+        await asyncio.to_thread(load_library)
+        from mcp.client.auth.utils import validate_authorization_response_iss
 
-        pending = self._pending.pop(state, None)
-        if pending is None or pending.code.done():
-            raise NotFound("This authorisation has ended. Begin it again: gofer mcp authorise")
-        pending.code.set_result(AuthorizationCodeResult(code=code, state=state, iss=issuer or None))
-        await asyncio.wait({pending.task}, timeout=LINK_TIMEOUT)
-        if not pending.task.done():
-            raise Temporary("The server does not answer.")
-        pending.task.result()
+        async def exchange(provider: OAuthClientProvider) -> tuple[str, str]:
+            validate_authorization_response_iss(issuer or None, provider.context.oauth_metadata)
+            if provider._get_token_endpoint() != known["token_endpoint"]:
+                raise Permanent(f"{server} names another place for tokens than when this began. Begin again.")
+            return code, known["verifier"]
+
+        await _visit(server, settings, self._provider(server, settings, exchange, known["back"]))
 
     def _provider(
-        self,
-        server: str,
-        settings: McpServerSettings,
-        show: Callable[[str], Awaitable[None]],
-        wait: Callable[[], Awaitable[Any]] | None,
-    ) -> httpx2.Auth:
+        self, server: str, settings: McpServerSettings, grant: Grant, back: str = ""
+    ) -> OAuthClientProvider:
         from mcp.client.auth import OAuthClientProvider
         from mcp.shared.auth import OAuthClientMetadata
         from pydantic import AnyUrl
@@ -197,20 +242,56 @@ class Authoriser:
                 if kept.expires_at is not None:
                     self.context.token_expiry_time = kept.expires_at - EARLY
 
+            async def _perform_authorization_code_grant(self) -> tuple[str, str]:
+                return await grant(self)
+
         metadata = OAuthClientMetadata(
             client_name="Gofer",
-            redirect_uris=[AnyUrl(self.callback() or "http://127.0.0.1/mcp/callback")],
+            redirect_uris=[AnyUrl(back or self.callback() or "http://127.0.0.1/mcp/callback")],
             token_endpoint_auth_method="none",  # noqa: S106 - we keep no secret of our own
         )
-        return Provider(settings.url, metadata, kept, show, wait or _nobody)
+        return Provider(settings.url, metadata, kept)
 
 
-async def _nobody() -> Any:
-    raise NotAuthorised
+async def _link(provider: OAuthClientProvider) -> tuple[str, str, str]:
+    """The link as the library makes it, its state, and a verifier of ours: the library does not give us its own."""
+    from mcp.client.auth import OAuthClientProvider, PKCEParameters
+
+    urls: list[str] = []
+
+    async def show(url: str) -> None:
+        urls.append(url)
+        raise NotAuthorised
+
+    async def wait() -> Any:
+        raise NotAuthorised
+
+    provider.context.redirect_handler, provider.context.callback_handler = show, wait
+    with contextlib.suppress(NotAuthorised):
+        await OAuthClientProvider._perform_authorization_code_grant(provider)
+    parts = urlsplit(urls[0])
+    query = dict(parse_qsl(parts.query))
+    ours = PKCEParameters.generate()
+    url = urlunsplit(parts._replace(query=urlencode({**query, "code_challenge": ours.code_challenge})))
+    return url, query["state"], ours.code_verifier
 
 
 async def _visit(server: str, settings: McpServerSettings, auth: httpx2.Auth) -> None:
-    """Connect once, which is when a server asks for authorisation."""
+    """Connect once, which is when a server asks for authorisation. Raises GoferError."""
+    try:
+        async with asyncio.timeout(VISIT_TIMEOUT):
+            await _connect(server, settings, auth)
+    except TimeoutError:
+        raise Temporary(f"{server} did not answer within {VISIT_TIMEOUT:g} seconds.") from None
+    except GoferError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a stranger's server makes the library raise
+        told = in_our_words(server, error)
+        log.warning("mcp.not_authorised", server=server, error=str(told))
+        raise told from None
+
+
+async def _connect(server: str, settings: McpServerSettings, auth: httpx2.Auth) -> None:
     from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
 
@@ -223,17 +304,3 @@ async def _visit(server: str, settings: McpServerSettings, auth: httpx2.Auth) ->
             raise Permanent(f"{server} still refuses: {response.status_code}.")
         async with Client(streamable_http_client(settings.url, http_client=http)) as client:
             await client.list_tools()
-
-
-def _ended(server: str, link: asyncio.Future[str], task: asyncio.Task[None]) -> None:
-    """Without a link the server was content, or could not be reached."""
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        log.warning("mcp.not_authorised", server=server, error=f"{type(error).__name__}: {str(error)[:300]}")
-    if link.done():
-        return
-    if error is None:
-        link.set_result("")
-    else:
-        told = error if isinstance(error, GoferError) else Temporary(f"{server}: {str(error)[:300]}")
-        link.set_exception(told)

@@ -18,7 +18,7 @@ from gofer.client.mcp_tools import load_library
 from gofer.errors import ConfigError, GoferError, NotFound, Permanent, Temporary
 from gofer.mcp.settings import McpServerSettings
 from gofer.mcp.tools import ServerTool, ToolList, as_tool, fits_prompt, look_at, search_tools
-from gofer.mcp.transport import SandboxedProgram, cleaned, http_client
+from gofer.mcp.transport import SandboxedProgram, cleaned, http_client, in_our_words
 from gofer.tool import Tier, Tool, ToolContext
 from gofer_sandbox import Provider
 
@@ -98,7 +98,7 @@ class McpConnection:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - a group of whatever the library or the server raised
-            told = _told(self._name, error)
+            told = in_our_words(self._name, error)
             if not ready.done():
                 ready.set_exception(told)
             else:
@@ -162,7 +162,7 @@ class McpConnection:
             await self.close()
             raise Temporary(f"{self._name} did not list its tools in time.") from None
         except Exception as error:  # noqa: BLE001 - whatever a stranger's list breaks
-            raise _told(self._name, error) from None
+            raise in_our_words(self._name, error) from None
         looked = await asyncio.to_thread(look_at, self._name, settings, found)
         dropped = {name: why for name, why in self._dropped.items() if settings.allows(name)}
         return replace(looked, left_out={**dropped, **looked.left_out})
@@ -187,16 +187,6 @@ class McpConnection:
 
 _LOST = frozenset({-32000, -32001, -32700, -32600, -32603})
 """Codes with which the library says that an answer did not come, or could not be read."""
-
-
-def _told(name: str, error: BaseException) -> GoferError:
-    """An error of the library, however nested, in our words."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, GoferError):
-        return error
-    words = " ".join(str(error).split())[:300]
-    return Temporary(f"{name}: {words or type(error).__name__}", reason="mcp.unavailable")
 
 
 @dataclass(slots=True)
@@ -253,7 +243,9 @@ class McpServers:
             known = _Known(time.monotonic() + LIST_KEPT, await connection.list(settings))
         except GoferError as error:
             log.warning("mcp.unavailable", server=name, error=str(error))
-            known = _Known(time.monotonic() + FAILURE_KEPT, problem=str(error))
+            # What an owner sets right, a secret or an authorisation, counts from the next run on.
+            kept = 0.0 if isinstance(error, ConfigError) else FAILURE_KEPT
+            known = _Known(time.monotonic() + kept, problem=str(error))
         else:
             for tool, why in known.tools.left_out.items() if known.tools is not None else ():
                 log.warning("mcp.tool_left_out", server=name, tool=tool, reason=why)

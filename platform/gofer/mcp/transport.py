@@ -17,7 +17,7 @@ import httpx2
 import structlog
 
 from gofer.agent.tools.fetch import may_be_fetched, resolve
-from gofer.errors import Permanent, Temporary
+from gofer.errors import GoferError, Permanent, Temporary
 from gofer.mcp.settings import McpServerSettings
 from gofer_sandbox import Limits, Provider, Sandbox, SandboxError
 from gofer_sandbox.network import Egress
@@ -33,6 +33,16 @@ MAX_TALK = 16 * MAX_ANSWER
 """Bytes that a program may say in the course of one run."""
 FOREVER = 30 * 86400.0
 STREAM_BUFFER = 16
+
+
+def in_our_words(name: str, error: BaseException) -> GoferError:
+    """An error of the library, however nested, in our words."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, GoferError):
+        return error
+    words = " ".join(str(error).split())[:300]
+    return Temporary(f"{name}: {words or type(error).__name__}", reason="mcp.unavailable")
 
 
 class OnlyThere(httpx2.AsyncBaseTransport):

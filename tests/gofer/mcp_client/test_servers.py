@@ -72,6 +72,23 @@ async def test_a_secret_that_is_not_there_is_named_and_the_other_servers_work(ho
         assert (result.untrusted, brought.tools[0].reach) == (False, "own")
 
 
+async def test_a_secret_that_is_set_counts_from_the_next_run_on(hostile: Any) -> None:
+    _, url = hostile
+    known: dict[str, str] = {}
+
+    async def look(name: str) -> str:
+        if name not in known:
+            raise NotFound
+        return known[name]
+
+    hub, settings = McpServers(None, look), McpServerSettings(url=f"{url}/plain", bearer="late_key")
+    async with hub.for_run({"ops": settings}) as brought:
+        assert (brought.tools, "late_key" in brought.notes[0]) == ((), True)
+    known["late_key"] = "here it is"
+    async with hub.for_run({"ops": settings}) as brought:
+        assert (len(brought.tools), brought.notes) == (2, ())
+
+
 async def test_tools_with_bad_schemas_or_names_are_left_out_or_renamed_and_the_rest_stays(
     hostile: Any,
 ) -> None:
