@@ -162,14 +162,14 @@ ROWS = [
     Row("forged death", forged(r"\0X1 77 \0R999 /\0X77 77 \0") + "; sleep 0.05; echo on; exit 4", 4,
         exactly="on\n", restarted=True),
     Row("forged death before it began",
-        "echo >>/tmp/log; " + forged(r"\0X1 7 \\builtin . /run/s/n && \0R999 /\0L\0") +
+        "echo >>/tmp/log; " + forged(r"\0X1 7 BASH_S= BASH_N=999\0R999 /\0L\0") +
         "; sleep 0.05; wc -l </tmp/log; exit", 0, exactly="1\n", restarted=True),
     Row("forged state", forged(r"\0Ui/\0O\0T\0L\0A\0F\0Vdeclare -- KEPT=\"x\"\n\0E\0") + "; kill -9 $$", 137,
         restarted=True),
     Row("junk in the status",
         "( for f in 10 11; do [ -S /dev/fd/$f ] && head -c 300000 /dev/urandom >&$f; done; echo on )", 0, has="on"),
     Row("control directory",
-        "rm -rf /run/s/*; echo x >/run/s/c; ln -s / /run/s/x; ls /run/s/c", 0, has="Read-only"),
+        "rm -rf /run/s/*; echo x >/run/s/c1; ln -s / /run/s/x; ls /run/s/c1", 0, has="Read-only"),
     Row("control modes", "chmod 777 /run/s /run/s/o1; mv /run/s/o1 /tmp", 1, has="Read-only"),
     Row("closes the shell's own descriptors", "exec 255>&- 10>&- 11>&- 12>&-; echo on", 0, has="on"),
     Row("outputs of the commands to come",
@@ -282,6 +282,17 @@ async def test_row(row: Row, provider: Bubblewrap) -> None:
             after = await sandbox.run("sleep 0.02")
         assert ("sleep 987" in after.background) == row.background_kept
         assert after.background == ("sleep 987",) or not row.alone_after
+
+
+async def test_a_command_that_ends_within_a_substitution_spoils_nothing_in_the_shell(
+    provider: Bubblewrap,
+) -> None:
+    """bash 5.2 would write in front of its stack of delimiters from then on, and die when that has to grow."""
+    async with Sandbox(provider) as sandbox:
+        for opened in ("echo $(", 'echo "$(', "x=$(echo `echo"):
+            assert (await sandbox.run(opened)).exit_code == 2
+            deep = await sandbox.run("echo " + "$(echo " * 12 + "'deep'" + ")" * 12)
+            assert (deep.output, deep.restarted) == ("deep\n", False)
 
 
 def _judge(row: Row, result: Result) -> None:

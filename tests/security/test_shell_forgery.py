@@ -39,7 +39,7 @@ FORGES_DEATHS = """
 import os, time
 while True:
     for number in range(1, 9):
-        os.write(0, b"\\0X%d 0 \\0X%d 0 \\\\builtin . /run/s/n\\0S2\\0R2 /\\0L\\0" % (number, number))
+        os.write(0, b"\\0X%d 0 \\0X%d 0 BASH_S= BASH_N=9\\0S2\\0R2 /\\0L\\0" % (number, number))
     time.sleep(0.0005)
 """
 TAKES_LINES = """
@@ -120,10 +120,15 @@ async def test_what_is_taken_from_the_shell_is_noticed_and_nothing_runs_twice(
     sandbox: Sandbox, taker: str
 ) -> None:
     Path(sandbox.workspace, "s").mkdir()
-    for name in ("n", "s/n", "builtin"):  # what is left of a line must run no file of theirs in the shell
-        Path(sandbox.workspace, name).write_text(
-            "#!/bin/sh\nBASH_C=/workspace/evil; echo evil >>/workspace/evil.log\n"
-        )
+    for name in (
+        "c0",
+        "c1",
+        "s/c0",
+        "s/c1",
+        "d",
+        "builtin",
+    ):  # what is left of a line runs no file of theirs in the shell
+        Path(sandbox.workspace, name).write_text("#!/bin/sh\nBASH_N=99; echo evil >>/workspace/evil.log\n")
         Path(sandbox.workspace, name).chmod(0o755)
     await sandbox.run(left_running(taker, "in"))
     for number in range(5):
@@ -134,7 +139,10 @@ async def test_what_is_taken_from_the_shell_is_noticed_and_nothing_runs_twice(
     assert ran == [str(number) for number in range(5)]
 
 
-@pytest.mark.parametrize("change", ["BASH_N=99", "BASH_C=/dev/null", "readonly BASH_N", "readonly BASH_N=3"])
+@pytest.mark.parametrize(
+    "change",
+    ["BASH_M=99", "BASH_N=99", "readonly BASH_M", "readonly BASH_N", "readonly BASH_N BASH_M BASH_S"],
+)
 async def test_what_a_command_does_to_the_shell_s_count_falsifies_no_later_one(
     sandbox: Sandbox, change: str
 ) -> None:
@@ -236,7 +244,7 @@ async def test_what_a_command_does_in_the_shell_itself_is_the_limit(sandbox: San
     """Not a promise: the shell is the command's own. A function of that name answers for every later command until the
     shell is replaced."""
     await sandbox.run(
-        'builtin() { [[ $1 == printf ]] && set -- printf "$2" "$3" 0 "$5"; command builtin "$@"; }'
+        'builtin() { [[ $1 == printf ]] && set -- printf "$2" "$3" "$4" 0 "$6"; command builtin "$@"; }'
     )
     assert (await sandbox.run("(exit 7)")).exit_code == 0
     shell = sandbox.shell

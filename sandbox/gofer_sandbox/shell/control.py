@@ -23,9 +23,7 @@ def prepare(control: Path, keeper: str, owner: Ownership, channel: Channel) -> N
         "s": scripts.STATE,
         "x": scripts.snapshot(channel),
         "d": scripts.done(channel),
-        "n": "",
-        "c": "",
-        "z": "",
+        **_COMMAND,
         "state": "",
         "options": "",
         "keeper": keeper,
@@ -34,8 +32,10 @@ def prepare(control: Path, keeper: str, owner: Ownership, channel: Channel) -> N
         owner.write(f"{control}/{name}", text)
 
 
-_SIZE = 512
-"""The file that describes a command always has this size, so that it is written at once."""
+_COMMAND = {"q": scripts.CODE, "r": scripts.ERROR, "c0": scripts.BEGUN, "c1": ""}
+"""What the lines of a command source."""
+
+
 _NUMBER = 24
 """Bytes at the end of a snapshot that hold its number."""
 
@@ -64,9 +64,9 @@ class ControlWire(Outputs, ABC):
 
     def submit(self, number: int, command: bytes, separate: bool, snapshot: bool, before: int) -> None:
         """Put the command in its file, open its output, and give the shell its short lines."""
-        self._put("c", command)
-        self._put("n", scripts.command(number, before, self._inside).encode().ljust(_SIZE, b"\n"))
-        self._lines = scripts.run(tuple(self.begin(number, separate)), self._inside) + self._report
+        self._put("c1", command)
+        fifos = self.begin(number, separate)
+        self._lines = scripts.run(number, before, fifos, self._inside) + self._report
         self._asked = self._asked or snapshot
         self._send(self._ask + self._lines if snapshot else self._lines)
 
@@ -91,10 +91,16 @@ class ControlWire(Outputs, ABC):
             raise
         self._files[name] = fd, len(data)
 
+    def adopt(self, running: bool) -> None:
+        """Go on with what another process left; a session of the version before has other files for its commands."""
+        for name in _COMMAND if not (self._control / "c1").exists() else ():
+            self._owner.write(self._control / name, _COMMAND[name])
+        super().adopt(running)
+
     def resume(self, number: int, separate: bool) -> None:
         """Read on where another process stopped."""
         super().resume(number, separate)
-        self._lines = scripts.run(tuple(self.current), self._inside) + self._report
+        self._lines = scripts.run(number, 0, self.current, self._inside) + self._report
 
     @abstractmethod
     def trust(self, shell: int, expected: int) -> None:

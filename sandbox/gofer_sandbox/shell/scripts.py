@@ -5,8 +5,8 @@ over the channel, which is also where the shell's lines come from.
 
 What the shell is told comes in one piece, which bash takes in one. A process that was left running may hold a copy of
 the channel, but can only be first: it takes all of a piece, or its beginning, and cannot add anything. Whatever is left
-then runs no file of its choice in the shell itself, and no command: which command is to run is in a variable that the
-line's own beginning has to set. The report names the command that was begun last, so that a loss is noticed.
+then runs no file of its choice in the shell itself, and no command: one runs only when its number is higher than the
+last one's, and the number is what the piece begins with. The report names it, so that a loss is noticed.
 
 Builtins are called with a backslash (no alias) and through `builtin` (no function). A user who redefines
 `builtin` itself only makes his own shell unable to report; it is then replaced, as after any other death.
@@ -38,11 +38,6 @@ _FIRST = 11
 _SAVED = range(10, 20)
 """Where bash keeps the shell's standard input while a command has another."""
 
-_LONGEST = 120
-"""The first of the lines is the longest, and sources a file. After a command that ends within `$(`, bash 5.2 writes in
-front of the block that its line is in, and dies when that block is given back, which depends on the lengths of lines:
-with others than these it dies often."""
-
 
 def report(control: str = INSIDE) -> bytes:
     """The line that has the shell say how its command ended. A line of its own, because an error or an interrupt in an
@@ -55,20 +50,26 @@ def ask(control: str = INSIDE) -> bytes:
     return f"\\builtin . {control}/x i\n".encode()
 
 
-RUN = b"\\builtin . "
-"""How the line that runs a command begins."""
+RUN = b"BASH_S= BASH_N="
+"""How the lines that run a command begin."""
+
+
+def run(number: int, before: int, fifos: Sequence[str], control: str = INSIDE) -> bytes:
+    """The lines that run a command: its number, what it shall find in `$?` if that is not 0, and what sources it. The
+    shell may be told more than once, for the first lines may have been taken away: a command whose number is not higher
+    than the last is not run again. Neither `set -e` nor a trap on ERR minds what stands before `&&`."""
+    code = f"\\builtin . {control}/q {before} && \\builtin :\n".encode() if before else b""
+    return b"%b%d\n%b%b" % (RUN, number, code, _source(tuple(fifos), control))
 
 
 @cache
-def run(fifos: tuple[str, ...], control: str = INSIDE) -> bytes:
-    """The line that runs a command. What sets the variable ends with what the command shall find in `$?`; neither
-    `set -e` nor a trap on ERR minds what stands before `&&`, and no alias takes the place of a quoted word, as it would
-    that of a brace. The output's FIFOs are opened for both directions, so that a writer waits for a server that is away
-    instead of dying. The command is sourced by a line of the shell's own, for within `eval` an `exit` has no output any
-    more for the trap that it sets off."""
+def _source(fifos: tuple[str, ...], control: str) -> bytes:
+    """The output's FIFOs are opened for both directions, so that a writer waits for a server that is away instead of
+    dying. The command is sourced by a line of the shell's own, for within `eval` an `exit` has no output any more for
+    the trap that it sets off."""
     errors = f"2<>{control}/{fifos[1]}" if len(fifos) > 1 else "2>&1"
-    begin = f"\\builtin . {control}/n && \\builtin :".ljust(_LONGEST)
-    return f'{begin}\n\\builtin . "$BASH_C" </dev/null 1<>{control}/{fifos[0]} {errors}\n'.encode()
+    file = f'"{control}/c$((BASH_N>BASH_M?(BASH_M=BASH_N,1):0))"'
+    return f"\\builtin . {file} </dev/null 1<>{control}/{fifos[0]} {errors}\n".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ shopt -u checkwinsize
 \\builtin trap '{{ \\builtin kill -INT $$; }} 2>/dev/null' USR2
 \\builtin trap '{{ \\builtin . {control}/x e; }} 2>/dev/null' EXIT
 FUNCNEST=2000
-BASH_N=0 BASH_C={control}/z
+BASH_N=0 BASH_M=0 BASH_S=
 \\builtin printf '\\0R%s %s\\0L' "$$" "$PWD" >{status}
 \\builtin ulimit -a >{status}
 \\builtin printf '\\0' >{status}
@@ -223,24 +224,27 @@ BASH_N=0 BASH_C={control}/z
 
 
 def done(channel: Channel) -> str:
-    """Say how the command ended that was begun last. That it is over is set down first, at once with how it ended: an
-    interrupt in between would have the next line run whatever command is there by then.
+    """Say how the command ended that was begun last, BASH_M: one that could not begin is not reported.
+
+    After a command that ends within `$(`, whose exit code is 2, bash 5.2 has popped one delimiter too many. It writes
+    each quote that it reads from then on in front of where it keeps them, and dies of that sooner or later. An error of
+    syntax has its parser begin anew; until then nothing here is quoted.
 
     A shell whose `TMOUT` ran out would end by itself, and might take the lines of the next command with it: one that
     cannot be rid of it ends now, when it has read none of them. While there are jobs bash may have to be told twice."""
-    return f"""
-BASH_X=$? BASH_C={channel.control}/z
-\\builtin printf '\\0D%s %s %s\\0' "$BASH_N" "$BASH_X" "$PWD" >{channel.status}
+    return f"""BASH_X=$?
+\\builtin test $BASH_X = 2 && \\builtin . {channel.control}/r 2>/dev/null || \\builtin :
+\\builtin printf '\\0D%s%s %s %s\\0' "$BASH_S" "$BASH_M" "$BASH_X" "$PWD" >{channel.status}
 \\builtin unset -v TMOUT || \\builtin exit || \\builtin exit
 """
 
 
-def command(number: int, before: int, control: str = INSIDE) -> str:
-    """What the shell sources before one command: which it is. The shell may be told more than once, for the first line
-    may have been taken away: a command that has begun runs no second time, and its number's sign says that how it ended
-    is not known. `before` is how the command before ended."""
-    begun = f'\\builtin test "${{BASH_N#-}}" = {number} && BASH_N=-{number} BASH_C={control}/z && \\builtin return'
-    return f"{begun}\nBASH_N={number} BASH_C={control}/c\n\\builtin return {before}\n"
+BEGUN = "BASH_S=-\n"
+"""What runs instead of a command that had begun before its lines were given again: how it ended is not known, which its
+number's sign says."""
+CODE = "\\builtin return $1\n"
+ERROR = ")\n"
+"""What is no command in any syntax."""
 
 
 _BEGINNING = r"""
