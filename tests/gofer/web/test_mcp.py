@@ -251,6 +251,53 @@ def test_what_is_remembered_in_a_conversation_is_recalled_there_and_nowhere_else
     assert called(house, token, "recall", conversation_id=helper, query="mine")["status"] == 404
 
 
+def test_a_token_of_an_agent_sees_the_same_memories_by_every_door(house: House, owner: str) -> None:
+    its = called(house, owner, "run_agent", task="Hello.", agent="reviewer", wait=60)["conversation_id"]
+    others = called(house, owner, "run_agent", task="Hello.", agent="helper", wait=60)["conversation_id"]
+    boss = house.api(owner)
+    for scope, text in (
+        (f"conversation:{its}", "The walrus is ours."),
+        (f"conversation:{others}", "The walrus is theirs."),
+        ("agent:helper", "The walrus is for everybody."),
+    ):
+        assert boss.post("/memories", json={"scope": scope, "text": text}).status_code == 201
+    token = house.token(house.owner(), "admin", agent="reviewer")
+    api = house.api(token)
+
+    def texts(found: Any) -> list[str]:
+        return [each["text"] for each in found["memories"]]
+
+    assert texts(called(house, token, "recall", conversation_id=its, query="walrus")) == [
+        "The walrus is ours."
+    ]
+    assert texts(api.get("/memories", params={"query": "walrus"}).json()) == ["The walrus is ours."]
+    assert "The walrus is ours." in texts(api.get("/memories").json())
+    assert all(each["scope"].startswith("conversation:") for each in api.get("/memories").json()["memories"])
+    for scope in (f"conversation:{others}", "agent:helper", "agent:reviewer", f"conversation:{UNKNOWN}"):
+        assert api.get("/memories", params={"query": "walrus", "scope": scope}).status_code == 404
+        assert api.post("/memories", json={"scope": scope, "text": "x"}).status_code == 404
+    (hidden,) = boss.get("/memories", params={"scope": f"conversation:{others}"}).json()["memories"]
+    assert api.get(f"/memories/{hidden['id']}").status_code == 404
+    noted = {"scope": f"conversation:{its}", "text": "It eats fish."}
+    kept = api.post("/memories", json=noted).json()
+    assert (kept["trust"], kept["conversation_id"]) == ("stranger", its)
+    assert api.get(f"/memories/{kept['id']}").json()["text"] == "It eats fish."
+    for path in (f"/memories/{kept['id']}/forget", "/memories/reindex", "/memories/import"):
+        assert api.post(path, json={}).status_code == 403
+    assert api.get("/memories/export").status_code == 403
+
+
+def test_a_member_recalls_nothing_of_somebody_elses_private_conversation(house: House, owner: str) -> None:
+    private = called(house, owner, "run_agent", task="A secret plan.", agent="helper", wait=60)
+    clerk = house.token(house.member("ken", "operator", password=""), "write")
+    where = private["conversation_id"]
+    scope = {"scope": f"conversation:{where}"}
+    assert house.api(clerk).get("/memories", params={**scope, "query": "plan"}).status_code == 404
+    assert called(house, clerk, "recall", conversation_id=where, query="plan")["status"] == 404
+    assert called(house, clerk, "remember", conversation_id=where, text="x")["status"] == 404
+    assert called(house, owner, "recall", conversation_id=where, query="plan")["memories"]
+
+
 def test_every_change_and_every_look_at_others_words_is_on_record(house: House) -> None:
     boss, clerk = house.token(house.owner()), house.member("clerk", "operator", password="")
     theirs = called(house, boss, "run_agent", task="A secret plan.", agent="helper", wait=60)

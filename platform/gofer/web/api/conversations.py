@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.integration import Incoming
-from gofer.memory.notes import MAX_NOTE, keep_note
-from gofer.memory.records import Memory, Source, turn_id
+from gofer.memory.notes import MAX_NOTE
+from gofer.memory.records import Memory, turn_id
 from gofer.memory.scopes import conversation_scope
 from gofer.web.api.http import (
     MAX_ROWS,
@@ -28,8 +28,13 @@ from gofer.web.api.http import (
     platform_of,
 )
 from gofer.web.auth import actor, record_reading, visitor_of
-from gofer.web.queries import conversations
-from gofer.web.queries.conversations import find_conversation, list_conversations, read_messages
+from gofer.web.queries import conversations, memories
+from gofer.web.queries.conversations import (
+    find_conversation,
+    list_conversations,
+    no_conversation,
+    read_messages,
+)
 from gofer.web.titles import with_titles
 
 
@@ -163,9 +168,9 @@ class ConversationNote(RequestModel):
 async def recall(request: Request) -> Response:
     """What is remembered of one that fits a query, best first. Nothing of other conversations is searched."""
     platform, query = platform_of(request), parse_query(request, MemoryQuery)
-    conversation_id, agent = request.path_params["id"], visitor_of(request).agent
-    await platform.database.read(partial(find_conversation, conversation_id=conversation_id, agent=agent))
-    found = await platform.recall.search([conversation_scope(conversation_id)], query.query, query.limit)
+    conversation_id, scope_id = _memories_of(request)
+    await platform.database.read(partial(_check_memories, request=request))
+    found = await platform.recall.search([scope_id], query.query, query.limit)
     await record_reading(request, conversation_id)
     return json_response(request, {"memories": [_remembered(each.memory) for each in found.found]})
 
@@ -173,23 +178,33 @@ async def recall(request: Request) -> Response:
 async def remember(request: Request) -> Response:
     """Have something remembered in one. What a token of an agent notes is a program's word, and kept as untrusted."""
     platform, given = platform_of(request), await parse_body(request, ConversationNote)
-    visitor, conversation_id = visitor_of(request), request.path_params["id"]
 
     def keep(connection: Connection) -> Memory:
-        find_conversation(connection, conversation_id, visitor.agent)
-        return keep_note(
+        _check_memories(connection, request)
+        return memories.note(
             connection,
             platform.vault,
-            scope_id=conversation_scope(conversation_id),
+            visitor_of(request),
+            scope_id=_memories_of(request)[1],
             text=platform.redactor.redact(given.text),
-            trust="stranger" if visitor.agent else "owner" if visitor.role == "owner" else "member",
             author=actor(request),
-            source=Source(conversation_id=conversation_id),
-            untrusted=bool(visitor.agent),
         )
 
     kept = await platform.database.write(keep)
     return json_response(request, _remembered(kept), 201)
+
+
+def _memories_of(request: Request) -> tuple[str, str]:
+    conversation_id = request.path_params["id"]
+    return conversation_id, conversation_scope(conversation_id)
+
+
+def _check_memories(connection: Connection, request: Request) -> None:
+    """Whoever may not see what is remembered of one is told the same as for one that does not exist."""
+    conversation_id, scope_id = _memories_of(request)
+    find_conversation(connection, conversation_id, visitor_of(request).agent)
+    if not memories.may_see(connection, visitor_of(request), scope_id):
+        raise no_conversation(conversation_id)
 
 
 def _remembered(memory: Memory) -> dict[str, Any]:

@@ -121,7 +121,7 @@ async def add(request: Request) -> Response:
             vault=platform.vault,
             visitor=visitor_of(request),
             scope_id=given.scope,
-            text=given.text,
+            text=platform.redactor.redact(given.text),
         )
     )
     return json_response(request, made, 201, location=f"/memories/{made['id']}")

@@ -41,7 +41,7 @@ NOUNS = (
     "shells",
 )
 """What a token's scopes can be for: the nouns of the API's table. Not tokens: it would make itself a wider one."""
-AGENT_NOUNS = ("conversations", "jobs", "messages", "questions")
+AGENT_NOUNS = ("conversations", "jobs", "memories", "messages", "questions")
 """What a token can be for that is bound to an agent."""
 AGENT_WORD = "agent:"
 """What the word among a token's scopes begins with that binds it to an agent. A release that does not know the word

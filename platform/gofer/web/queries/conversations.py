@@ -47,6 +47,12 @@ def _heard_by(agent: str) -> Any:
     return conversations.c.id.in_(heard.where(agents.c.name == agent))
 
 
+def is_heard(connection: Connection, conversation_id: str, agent: str) -> bool:
+    """Whether an agent takes part in a conversation."""
+    query = select(conversations.c.id).where(conversations.c.id == conversation_id, _heard_by(agent))
+    return connection.execute(query).scalar() is not None
+
+
 def list_conversations(
     connection: Connection, *, connection_id: str = "", cursor: str = "", limit: int, agent: str = ""
 ) -> list[dict[str, Any]]:
@@ -100,10 +106,15 @@ def find_conversation(connection: Connection, conversation_id: str, agent: str =
     query = _CONVERSATIONS.where(conversations.c.id == conversation_id)
     found = rows(connection, query.where(_heard_by(agent)) if agent else query)
     if not found:
-        raise NotFound(
-            f"There is no conversation {conversation_id[:60]!r}. `gofer conversations list` shows those there are."
-        )
+        raise no_conversation(conversation_id)
     return found[0]
+
+
+def no_conversation(conversation_id: str) -> NotFound:
+    """There is none, or none that they may know of."""
+    return NotFound(
+        f"There is no conversation {conversation_id[:60]!r}. `gofer conversations list` shows those there are."
+    )
 
 
 def list_rules(connection: Connection, vault: Vault, conversation_id: str) -> list[dict[str, Any]]:

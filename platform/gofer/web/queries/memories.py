@@ -15,13 +15,14 @@ from gofer.identity import WEB_CHAT, known_principal, private_person
 from gofer.memory import notes, records
 from gofer.memory.audience import OWNERS_WORD
 from gofer.memory.recall import indexed_scopes, reindex
-from gofer.memory.records import LIVE, Memory, UnknownMemory, opened
+from gofer.memory.records import LIVE, Memory, Source, UnknownMemory, opened
 from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, conversation_scope, open_scope, split_scope
 from gofer.memory.transfer import exported, keep_import, parse_import
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import agents, conversations, memories, principals
 from gofer.vault.envelope import Vault
 from gofer.web.auth import Visitor
+from gofer.web.queries.conversations import is_heard, list_conversations
 
 MAX_SCOPES = 300
 KINDS = ("note", "rule", "plan", "summary", "result")
@@ -29,17 +30,33 @@ KINDS = ("note", "rule", "plan", "summary", "result")
 
 def visible_scopes(connection: Connection, visitor: Visitor) -> list[str]:
     """The scopes whose memories somebody may see. An owner sees all of them, as they see every conversation. Others see
-    what agents may tell everybody, their own, and conversations that are not somebody else's in private."""
+    what agents may tell everybody, their own, and conversations that are not somebody else's in private. A token that
+    is bound to an agent sees those of the agent's conversations."""
+    if visitor.agent:
+        heard = list_conversations(connection, limit=MAX_SCOPES, agent=visitor.agent)
+        return [conversation_scope(each["id"]) for each in heard]
     noted = connection.execute(select(memories.c.scope_id).distinct().limit(MAX_SCOPES))
     found = dict.fromkeys([*(str(row.scope_id) for row in noted), *indexed_scopes(connection)[:MAX_SCOPES]])
     if visitor.may("owner"):
         return list(found)
+    own = _own_principal(connection, visitor)
+    return [scope for scope in found if _is_open_to(connection, scope, own)]
+
+
+def may_see(connection: Connection, visitor: Visitor, scope_id: str) -> bool:
+    """Whether somebody may see the memories of a scope, by whichever door they come."""
+    kind, whose = split_scope(scope_id)
+    if visitor.agent:
+        return kind == CONVERSATION and is_heard(connection, whose, visitor.agent)
+    return visitor.may("owner") or _is_open_to(connection, scope_id, _own_principal(connection, visitor))
+
+
+def _own_principal(connection: Connection, visitor: Visitor) -> str:
     who = known_principal(connection, FIRST_WORKSPACE, WEB_CHAT, visitor.member_id)
-    own = str(who.id) if who is not None else ""
-    return [scope for scope in found if _may_see(connection, scope, own)]
+    return str(who.id) if who is not None else ""
 
 
-def _may_see(connection: Connection, scope_id: str, own: str) -> bool:
+def _is_open_to(connection: Connection, scope_id: str, own: str) -> bool:
     kind, whose = split_scope(scope_id)
     if kind == AGENT:
         return True
@@ -53,11 +70,10 @@ def _may_see(connection: Connection, scope_id: str, own: str) -> bool:
 
 def allowed(connection: Connection, visitor: Visitor, scope_id: str) -> list[str]:
     """One scope, or all that somebody may see; raises NotFound for one that they may not."""
-    seen = visible_scopes(connection, visitor)
     if not scope_id:
-        return seen
+        return visible_scopes(connection, visitor)
     split_scope(scope_id)
-    if scope_id not in seen and not (visitor.may("owner") and _exists(connection, scope_id)):
+    if not (_exists(connection, scope_id) and may_see(connection, visitor, scope_id)):
         raise NotFound(f"Nothing is remembered for {scope_id[:80]!r}.")
     return [scope_id]
 
@@ -167,12 +183,8 @@ def _scopes_of(connection: Connection, visitor: Visitor, memory_id: str) -> tupl
     turn = records.parse_turn(memory_id)
     row = connection.execute(select(memories.c.scope_id).where(memories.c.id == memory_id).limit(1)).first()
     scope_id = row.scope_id if row is not None else conversation_scope(turn[0]) if turn is not None else ""
-    if not scope_id:
+    if not scope_id or not may_see(connection, visitor, scope_id):
         raise UnknownMemory
-    if not visitor.may("owner"):
-        who = known_principal(connection, FIRST_WORKSPACE, WEB_CHAT, visitor.member_id)
-        if not _may_see(connection, scope_id, str(who.id) if who is not None else ""):
-            raise UnknownMemory
     return (scope_id,)
 
 
@@ -193,29 +205,43 @@ def add(
     connection: Connection, vault: Vault, visitor: Visitor, *, scope_id: str, text: str
 ) -> dict[str, Any]:
     """Note something for a scope. For everybody an agent talks to it takes an owner."""
+    return describe(note(connection, vault, visitor, scope_id=scope_id, text=text, author=visitor.name))
+
+
+def note(
+    connection: Connection, vault: Vault, visitor: Visitor, *, scope_id: str, text: str, author: str
+) -> Memory:
+    """Note something for a scope. What a token of an agent notes is a program's word, and kept as untrusted."""
     scope_id = _writable(connection, visitor, scope_id)
-    made = notes.keep_note(
-        connection, vault, scope_id=scope_id, text=text, trust=_trust(visitor), author=visitor.name
+    return notes.keep_note(
+        connection,
+        vault,
+        scope_id=scope_id,
+        text=text,
+        trust=_trust(visitor),
+        author=author,
+        source=_source(scope_id),
+        untrusted=bool(visitor.agent),
     )
-    return describe(made)
+
+
+def _source(scope_id: str) -> Source:
+    kind, whose = split_scope(scope_id)
+    return Source(conversation_id=whose) if kind == CONVERSATION else notes.NO_SOURCE
 
 
 def _writable(connection: Connection, visitor: Visitor, scope_id: str) -> str:
     scope_id = named_scope(connection, scope_id)
     kind, whose = split_scope(scope_id)
-    if not _exists(connection, scope_id):
+    if not _exists(connection, scope_id) or not may_see(connection, visitor, scope_id):
         raise NotFound(f"There is no {kind} {whose[:60]!r}.")
     if kind == AGENT and not visitor.may("owner"):
         raise Forbidden(OWNERS_WORD)
-    if not visitor.may("owner"):
-        who = known_principal(connection, FIRST_WORKSPACE, WEB_CHAT, visitor.member_id)
-        if not _may_see(connection, scope_id, str(who.id) if who is not None else ""):
-            raise NotFound(f"There is no {kind} {whose[:60]!r}.")
     return scope_id
 
 
 def _trust(visitor: Visitor) -> str:
-    return "owner" if visitor.may("owner") else "member"
+    return "stranger" if visitor.agent else "owner" if visitor.may("owner") else "member"
 
 
 def change(
