@@ -42,6 +42,7 @@ from gofer.jobs.kinds import (
     POST,
     PROPOSAL,
     RECEPTION,
+    RELEASE_BUILD,
     RELEASE_NOTICE,
     RELEASE_QUESTION,
     SAY,
@@ -68,7 +69,7 @@ from gofer.memory.manager import MEMORY, MemoryManager
 from gofer.memory.recall import Recall
 from gofer.outbox.deliver import Outbox
 from gofer.outbox.progress import ProgressUpdater, RunSummary
-from gofer.runs.agent_files import AgentFiles
+from gofer.runs.agent_files import AgentFiles, AgentSpec
 from gofer.runs.agent_sync import AgentSync
 from gofer.runs.answer import Answerer, RunObserver, apology
 from gofer.runs.model_keys import ModelKeys
@@ -86,8 +87,10 @@ from gofer.store.bootstrap import FIRST_WORKSPACE, database_for, migrate, seed_a
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.ids import new_id
+from gofer.store.messages import StoredMessage
 from gofer.store.tables import workers
 from gofer.supervision import keep_record
+from gofer.tool import Tool
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from gofer.vault.redaction import Redactor
@@ -402,8 +405,24 @@ async def _handle_release(platform: Platform, verb: str, run: Run) -> Outcome:
     from gofer_supervisor.home import Home
 
     home = Home(str(platform.settings.home_path.absolute()))
-    jobs = ReleaseJobs(platform.database, platform.vault, platform.accounts, home)
+    url = platform.settings.public_url.rstrip("/") or platform.url
+    jobs = ReleaseJobs(platform.database, platform.vault, platform.accounts, home, url)
     return await (jobs.ask(run) if verb == "ask" else jobs.tell(run))
+
+
+async def _build_release(platform: Platform, run: Run) -> Outcome:
+    from gofer.releases.self_update import SelfUpdate
+
+    return await SelfUpdate(platform.settings, platform.database, platform.vault).build(run)
+
+
+def _self_update_tools(
+    platform: Platform, claim: Claim, spec: AgentSpec, asker: StoredMessage
+) -> list[Tool[Any]]:
+    """Loaded for an agent that may change Gofer, which most may not."""
+    from gofer.releases.self_update import SelfUpdate
+
+    return SelfUpdate(platform.settings, platform.database, platform.vault).tools(claim, spec, asker)
 
 
 def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, loans: Loans) -> Worker:
@@ -434,6 +453,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         servers=platform.servers,
         observer=Observers(platform.live, platform.signals, progress),
         recall=platform.recall,
+        self_update=partial(_self_update_tools, platform),
     )
     outbox = Outbox(
         database=database,
@@ -482,6 +502,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
             SAY: scheduled.handle,
             PROPOSAL: proposals.handle,
             POST: posts.handle,
+            RELEASE_BUILD: partial(_build_release, platform),
             RELEASE_QUESTION: partial(_handle_release, platform, "ask"),
             RELEASE_NOTICE: partial(_handle_release, platform, "tell"),
             POLL: poller.poll,

@@ -97,8 +97,7 @@ class Home:
     def add(self, release: Release, **facts: Any) -> None:
         """Write the manifest of a release. `facts` are kept beside what is needed to run it."""
         os.makedirs(f"{self._releases}/{release.build}", mode=0o700, exist_ok=True)
-        needed = {name: getattr(release, name) for name in Release.__slots__}
-        write_json(f"{self._releases}/{release.build}/{MANIFEST}", {**needed, **facts})
+        write_json(f"{self._releases}/{release.build}/{MANIFEST}", manifest_content(release, **facts))
 
     def release(self, build: str) -> Release:
         """A release by its build; raises HomeError."""
@@ -120,6 +119,14 @@ class Home:
             with contextlib.suppress(OSError):
                 found[build] = os.stat(f"{self._releases}/{build}/{MANIFEST}").st_mtime
         return sorted(found, key=lambda build: (found[build], build))
+
+    def manifests(self) -> dict[str, dict[str, Any]]:
+        """All that is known of each release, the oldest first, without those whose manifest is damaged."""
+        found = {}
+        for build in self.builds():
+            with contextlib.suppress(HomeError):
+                found[build] = self.manifest(build)
+        return found
 
     def linked(self, name: str) -> str:
         """The build that `current` or `good` leads to; empty when there is no such link."""
@@ -180,6 +187,11 @@ class Home:
         waiting = [int(name[:-5]) for name in os.listdir(self._events) if name[:-5].isdigit()]
         number = max(time.time_ns() // 1000, 1 + max(waiting, default=0))
         write_json(f"{self._events}/{number}.json", {"kind": kind, "at": time.time(), "data": data})
+
+
+def manifest_content(release: Release, **facts: Any) -> dict[str, Any]:
+    """What the manifest of a release holds: what is needed to run it, and facts."""
+    return {**{name: getattr(release, name) for name in Release.__slots__}, **facts}
 
 
 def checked_build(build: str) -> str:

@@ -43,7 +43,7 @@ def list_releases(as_json: AsJson = False) -> None:
         marks[trial["build"]] = (
             "on probation" if trial["step"] == "prove" else f"being deployed: {trial['step']}"
         )
-    found = [{**home.manifest(build), "state": marks.get(build, "")} for build in home.builds()]
+    found = [{**one, "state": marks.get(build, "")} for build, one in home.manifests().items()]
     rows = [
         (
             one["build"],
@@ -60,6 +60,29 @@ def list_releases(as_json: AsJson = False) -> None:
         as_json,
         lambda: table(columns, rows, empty="None yet: `gofer up` has not run here."),
     )
+
+
+@app.command("show")
+def show_release(build: Build, as_json: AsJson = False) -> None:
+    """Show where a release is from, what its check found, and the whole diff of a change that an agent made.
+
+    \b
+    gofer update show 0.2.0-3f2a9c01b7de
+    """
+    from gofer.releases.stage import manifest_in
+
+    home, _ = _home()
+    found = manifest_in(home, build)
+    change = found.get("change") or {}
+    names = ("build", "version", "revision", "source", "signed_by", "checked", "schema", "approved_by")
+    lines = [(name.replace("_", " "), str(found.get(name) or "")) for name in names]
+    lines += [(name, str(change[name])) for name in ("agent", "by", "summary") if change]
+
+    def tell() -> None:
+        facts(lines)
+        print(f"\n{change['diff']}" if change else "", end="")
+
+    show(found, as_json, tell)
 
 
 @app.command()

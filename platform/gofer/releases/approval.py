@@ -5,6 +5,7 @@ The supervisor knows nobody. So a process of the running release looks for relea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,14 +14,16 @@ from sqlalchemy import Connection, insert, select
 
 from gofer.connections.context import LoadedConnections
 from gofer.errors import Conflict, NotFound
-from gofer.jobs.control import answer_to
+from gofer.jobs.control import GivenAnswer, answer_to
 from gofer.jobs.kinds import RELEASE_NOTICE, RELEASE_QUESTION
-from gofer.jobs.outcome import OWNERS, Dead, Done, Draft, Outcome
+from gofer.jobs.outcome import OWNERS, Dead, Done, Draft, Outcome, Snooze
 from gofer.jobs.queue import SERVICE, lock_lane, submit
 from gofer.jobs.worker import Run
 from gofer.outbox.role_questions import ask_role, private_chats
-from gofer.releases.stage import approve, decline, deploy, waiting_releases
+from gofer.releases.source import describe_changes, parse_diff
+from gofer.releases.stage import approve, decline, deploy, manifest_in, roll_back, waiting_releases
 from gofer.secrets.rotation import new_conversation_key
+from gofer.store import migrations
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.database import Database
 from gofer.store.db_time import now
@@ -33,16 +36,28 @@ APPROVE, DECLINE = "Approve", "Decline"
 OPEN_FOR = 7 * 86400.0
 """Seconds in which the question can be answered."""
 KIND, TITLE = "updates", "Updates"
+ROLL_BACK, KEEP = "Roll back", "Keep it"
 QUESTION = (
-    "A release of Gofer waits for your word: **{version}** (`{build}`{revision}). {signed} "
+    "A release of Gofer waits for your word: **{version}** (`{build}`{revision}). {origin} "
     "Its own check found: {checked}. {migration} Shall it run? "
     "The release before comes back by itself if it does not work."
 )
+CHANGED = (
+    "The agent {agent} made it, asked by {by}: {summary}\n\nIt changes {changes}. {link}\n\n"
+    "```diff\n{diff}\n```\n\n"
+)
+MAX_SHOWN = 1500
+"""Characters of a diff that the question itself shows."""
+PROMOTED = "revision.promoted"
 NOTICES = {
-    "revision.promoted": "Gofer runs the release `{build}`, which has proved itself.",
+    PROMOTED: "Gofer runs the release `{build}`, which has proved itself.",
     "revision.rolled_back": "The release `{build}` was taken back, and `{to}` runs again. {reason}",
 }
 """What owners are told of, by the kind of event."""
+TOLD = ("build", "to", "reason", "previous")
+CAN_GO_BACK = " The release before was `{previous}`; you can have it back."
+BUSY = 15.0
+"""Seconds until a release is tried again whose turn has not come."""
 
 
 def ask_about_waiting(connection: Connection, vault: Vault, home: Home) -> int:
@@ -65,7 +80,7 @@ def ask_about_waiting(connection: Connection, vault: Vault, home: Home) -> int:
 
 def tell_owners(connection: Connection, vault: Vault, number: int, kind: str, data: dict[str, Any]) -> None:
     """Make the job that tells the owners what became of a release. The event's number makes it once."""
-    first_ever = kind == "revision.promoted" and not data.get("previous")
+    first_ever = kind == PROMOTED and not data.get("previous")
     if kind in NOTICES and not first_ever:
         submit(
             connection,
@@ -73,7 +88,7 @@ def tell_owners(connection: Connection, vault: Vault, number: int, kind: str, da
             kind=RELEASE_NOTICE,
             lane=f"release.notice:{number}",
             pool=SERVICE,
-            payload={"kind": kind, **{name: str(data.get(name, "")) for name in ("build", "to", "reason")}},
+            payload={"kind": kind, **{name: str(data.get(name, "")) for name in TOLD}},
             unique_key=f"release.notice:{number}",
             conversation_id=updates_conversation(connection, vault),
         )
@@ -112,16 +127,15 @@ class ReleaseJobs:
     vault: Vault
     accounts: LoadedConnections
     home: Home
+    url: str = ""
+    """Where the dashboard is."""
 
     async def ask(self, run: Run) -> Outcome:
         """Ask every owner where they are; with a yes, hand the release to the supervisor."""
-        claim = run.claim
-        build = str(claim.payload["build"])
-        given = await self.database.read(
-            partial(answer_to, vault=self.vault, job_id=claim.id, call_id=f"release {build}")
-        )
+        build = str(run.claim.payload["build"])
+        given = await self._answer(run, f"release {build}")
         try:
-            if not given.asked:
+            if not given.asked or given.open:
                 return await self._question(build)
             if given.text != APPROVE:
                 decline(self.home, build, by=given.by or "nobody, in time")
@@ -131,23 +145,54 @@ class ReleaseJobs:
                 deploy(self.home, build, by=given.by)
         except NotFound:
             return Dead("release.gone", detail=f"Release {build} is not in the home any more.")
-        except Conflict as error:
-            return Dead("release.conflict", detail=str(error))
+        except Conflict:
+            return Snooze(BUSY, "release.busy")  # another one is being deployed
         return Done()
 
+    async def _answer(self, run: Run, about: str) -> GivenAnswer:
+        return await self.database.read(
+            partial(answer_to, vault=self.vault, job_id=run.claim.id, call_id=about)
+        )
+
     async def _question(self, build: str) -> Outcome:
-        manifest = self.home.manifest(build)
-        connected = await self.accounts.all()
+        manifest = manifest_in(self.home, build)
         text = QUESTION.format(
             version=manifest["version"],
             build=build,
             revision=f", revision {manifest['revision'][:12]}" if manifest.get("revision") else "",
-            signed=f"It is signed with the trusted key `{manifest['signed_by']}`."
-            if manifest.get("signed_by")
-            else "It is **not signed**; whoever staged it accepted that.",
+            origin=self._origin(build, manifest),
             checked=manifest.get("checked") or "nothing",
-            migration=f"It brings the store to version {manifest.get('schema') or 'unknown'}.",
+            migration=self._migration(manifest),
         )
+        return await self._ask_owners(text, f"release {build}", (APPROVE, DECLINE))
+
+    def _origin(self, build: str, manifest: Mapping[str, Any]) -> str:
+        """Where a release is from, in sentences: who signed it, or what was changed and by whom."""
+        if manifest.get("signed_by"):
+            return f"It is signed with the trusted key `{manifest['signed_by']}`."
+        change = manifest.get("change")
+        if not change:
+            return "It is **not signed**; whoever staged it accepted that."
+        diff = str(change["diff"])
+        shown = diff if len(diff) <= MAX_SHOWN else f"{diff[:MAX_SHOWN]}\n… and more"
+        where = f"{self.url}/versions/{build}" if self.url else "the page Versions of the dashboard"
+        return CHANGED.format(
+            agent=change["agent"],
+            by=change["by"],
+            summary=change["summary"],
+            changes=describe_changes(parse_diff(diff.encode())),
+            link=f"The whole change: {where}",
+            diff=shown.replace("```", "`\u200b``"),  # a fence in the text would end ours
+        )
+
+    def _migration(self, manifest: Mapping[str, Any]) -> str:
+        new = str(manifest.get("schema") or "unknown")
+        if new == migrations.newest():
+            return f"It leaves the store at version {new}, as it is."
+        return f"It brings the store from version {migrations.newest()} to {new}; a copy is made first on SQLite."
+
+    async def _ask_owners(self, text: str, about: str, choices: tuple[str, str]) -> Outcome:
+        connected = await self.accounts.all()
         return await self.database.read(
             partial(
                 ask_role,
@@ -155,18 +200,19 @@ class ReleaseJobs:
                 role=OWNERS,
                 workspace_id=FIRST_WORKSPACE,
                 text=text,
-                about=f"release {build}",
-                choices=(APPROVE, DECLINE),
+                about=about,
+                choices=choices,
                 expires_after=OPEN_FOR,
             )
         )
 
     async def tell(self, run: Run) -> Outcome:
-        """Tell every owner in their private chat."""
+        """Tell every owner in their private chat. Whoever wants the release before back presses a button."""
         payload = run.claim.payload
-        text = NOTICES[str(payload["kind"])].format(
-            **{name: payload[name] for name in ("build", "to", "reason")}
-        )
+        facts = {name: str(payload.get(name, "")) for name in TOLD}
+        text = NOTICES[str(payload["kind"])].format(**facts)
+        if payload["kind"] == PROMOTED and facts["previous"]:
+            return await self._tell_with_way_back(run, text, facts)
         connected = await self.accounts.all()
         places = await self.database.read(
             lambda connection: list(private_chats(connection, connected, FIRST_WORKSPACE, ("owner",)))
@@ -174,3 +220,16 @@ class ReleaseJobs:
         return Done(
             tuple(Draft(binding, tuple(one.integration.split(text)), "note") for one, binding in places)
         )
+
+    async def _tell_with_way_back(self, run: Run, text: str, facts: Mapping[str, str]) -> Outcome:
+        about = f"running {facts['build']}"
+        given = await self._answer(run, about)
+        if not given.asked or given.open:
+            return await self._ask_owners(text + CAN_GO_BACK.format(**facts), about, (KEEP, ROLL_BACK))
+        if given.text != ROLL_BACK or self.home.linked(CURRENT) != facts["build"]:
+            return Done()
+        try:
+            roll_back(self.home, by=given.by)
+        except Conflict:
+            return Snooze(BUSY, "release.busy")
+        return Done()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,16 @@ import gofer
 from gofer.errors import Conflict, NotFound
 from gofer.releases.wheel import LOCK, ReleaseRefused, Wheel, build_wheel, read_wheel, unpack_wheel
 from gofer.store import migrations
-from gofer_supervisor.home import CURRENT, GOOD, Home, HomeError, Release, write_json
+from gofer_supervisor.home import (
+    CURRENT,
+    GOOD,
+    MANIFEST,
+    Home,
+    HomeError,
+    Release,
+    manifest_content,
+    write_json,
+)
 
 SIGNED = b"gofer release\0"
 """What a signature is over begins so, and nothing else that is signed does."""
@@ -44,6 +53,19 @@ class Staged:
     version: str
     signed_by: str
     """The id of the trusted key; empty when it is not signed, and somebody accepted that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the release that runs, from which another one was built here."""
+
+    diff: str
+    summary: str
+    agent: str
+    by: str
+    """Who asked the agent for it."""
+    mark: str
+    """The job that staged it."""
 
 
 def build_release(
@@ -151,17 +173,27 @@ def check_signature(home: Home, manifest: Mapping[str, Any]) -> str:
 # Staging
 
 
-def stage(home: Home, wheel: Path, check: Callable[[Release], str], *, unsigned: bool = False) -> Staged:
+def stage(
+    home: Home,
+    wheel: Path,
+    check: Callable[[Release], str],
+    *,
+    unsigned: bool = False,
+    change: Change | None = None,
+) -> Staged:
     """Put a release into the home, if it is signed, whole and works. Whatever is wrong, nothing stays of it.
 
-    `check` tries the release before anybody can deploy it, and returns what it found in a sentence.
+    `check` tries the release before anybody can deploy it, and returns what it found in a sentence. A release with a
+    change was built here, so nobody else could have signed it.
     """
     facts, manifest = _verified(wheel, needed=not unsigned)
-    signed_by = "" if unsigned else check_signature(home, manifest)
+    signed_by = "" if unsigned or change is not None else check_signature(home, manifest)
     _refuse_unreadable(home, str(manifest.get("schema", "")))
     build = f"{facts.version}-{facts.digest[:12]}"
     target = Path(home.path, "releases", build)
     if target.exists():
+        if change is not None and manifest_in(home, build).get("change", {}).get("mark") == change.mark:
+            return Staged(build, facts.version, signed_by)
         raise Conflict(f"Release {build} is staged already.")
     _need_space(home, wheel)
     beside = target.with_name(f".{build}.new")
@@ -171,20 +203,24 @@ def stage(home: Home, wheel: Path, check: Callable[[Release], str], *, unsigned:
         python = _python_for(home, beside / "lib" / LOCK, facts.lock)
         tried = Release(build=build, version=facts.version, python=python, path=[str(beside / "lib")])
         found = check(tried)
+        told: dict[str, Any] = {name: manifest.get(name) for name in ("schema", "built_at", "lock")}
+        told |= {"source": "file", "signed_by": signed_by, "checked": found, "approved_by": ""}
+        if change is not None:
+            told |= {"source": "change", "change": asdict(change)}
+        release = Release(
+            build=build,
+            version=facts.version,
+            python=python,
+            path=[str(target / "lib")],
+            revision=str(manifest.get("revision", "")),
+        )
+        # The manifest comes with the files, so that a release is there as a whole or not at all.
+        write_json(str(beside / MANIFEST), manifest_content(release, **told))
         os.replace(beside, target)
     except OSError as error:
         raise ReleaseRefused(f"The release could not be staged: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    release = Release(
-        build=build,
-        version=facts.version,
-        python=python,
-        path=[str(target / "lib")],
-        revision=str(manifest.get("revision", "")),
-    )
-    told = {name: manifest.get(name) for name in ("schema", "built_at", "lock")}
-    home.add(release, source="file", signed_by=signed_by, checked=found, approved_by="", **told)
     prune(home)
     return Staged(build, facts.version, signed_by)
 
@@ -276,25 +312,24 @@ def _ordered(version: str) -> tuple[int, ...]:
 
 def approve(home: Home, build: str, *, by: str) -> None:
     """Let a release be deployed."""
-    manifest = _manifest(home, build)
+    manifest = manifest_in(home, build)
     if not manifest.get("approved_by"):
         write_json(f"{home.path}/releases/{build}/manifest.json", {**manifest, "approved_by": by})
 
 
 def decline(home: Home, build: str, *, by: str) -> None:
     """Keep a release from being deployed. Somebody at the command line may still approve it."""
-    manifest = _manifest(home, build)
+    manifest = manifest_in(home, build)
     if not manifest.get("approved_by") and not manifest.get("declined_by"):
         write_json(f"{home.path}/releases/{build}/manifest.json", {**manifest, "declined_by": by})
 
 
 def waiting_releases(home: Home) -> list[str]:
     """Staged releases that nobody has approved or declined."""
-    found = {build: home.manifest(build) for build in home.builds()}
     return [
         build
-        for build, manifest in found.items()
-        if manifest.get("source") == "file"
+        for build, manifest in home.manifests().items()
+        if manifest.get("source") != "installed"
         and not manifest.get("approved_by")
         and not manifest.get("declined_by")
     ]
@@ -302,7 +337,7 @@ def waiting_releases(home: Home) -> list[str]:
 
 def deploy(home: Home, build: str, *, by: str) -> None:
     """Ask the supervisor to deploy a release that was approved."""
-    if not _manifest(home, build).get("approved_by"):
+    if not manifest_in(home, build).get("approved_by"):
         raise Conflict(f"Release {build} is not approved yet: gofer update approve {build}")
     if build == home.linked(CURRENT):
         raise Conflict(f"Release {build} runs already.")
@@ -320,7 +355,8 @@ def _ask(home: Home, request: dict[str, Any]) -> None:
     home.ask(request)
 
 
-def _manifest(home: Home, build: str) -> dict[str, Any]:
+def manifest_in(home: Home, build: str) -> dict[str, Any]:
+    """All that is known of a release; raises NotFound."""
     try:
         return home.manifest(build)
     except HomeError as error:
@@ -331,12 +367,12 @@ def prune(home: Home, keep: int = KEPT) -> list[str]:
     """Remove the oldest releases; never those that run, ran well or are on probation. Returns what went."""
     trial = home.load().trial or {}
     needed = {home.linked(CURRENT), home.linked(GOOD), trial.get("build"), trial.get("previous")}
-    staged = [build for build in home.builds() if home.manifest(build).get("source") == "file"]
+    staged = [build for build, manifest in home.manifests().items() if manifest.get("source") != "installed"]
     spare = [build for build in staged if build not in needed]
     gone = spare[: max(0, len(spare) - keep)]
     for build in gone:
         shutil.rmtree(Path(home.path, "releases", build), ignore_errors=True)
-    used = {home.manifest(build).get("lock") for build in home.builds()}
+    used = {manifest.get("lock") for manifest in home.manifests().values()}
     for place in Path(home.path, "deps").glob("*"):
         if not any(str(lock).startswith(place.name) for lock in used):
             shutil.rmtree(place, ignore_errors=True)

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 from gofer.releases.wheel import ReleaseRefused
@@ -15,14 +17,24 @@ from gofer_sandbox.bubblewrap import arguments, binary
 from gofer_supervisor.home import Release
 
 TRIAL_TIMEOUT = 900.0
+BUILD_TIMEOUT = 120.0
+LOOK_EVERY = 0.25
+"""Seconds between two looks whether to go on."""
 MAX_MEMORY = 4 * 1024 * 1024
 """Kibibytes of address space for each process."""
 PART_OF_SANDBOX = ("/usr", "/bin", "/lib", "/lib64", "/etc")
 """What every sandbox shows already."""
-IN_LIMITS = f'ulimit -v {MAX_MEMORY}; exec "$@"'
+IN_LIMITS = f'test -e "$0" || exit 1; ulimit -v {MAX_MEMORY}; exec "$@"'
+"""Where a release's own files could not be seen, one that is installed would be run in its place."""
 
 
-def try_release(release: Release, store: Path | None, *, timeout: float = TRIAL_TIMEOUT) -> str:
+def try_release(
+    release: Release,
+    store: Path | None,
+    *,
+    timeout: float = TRIAL_TIMEOUT,
+    stopping: threading.Event | None = None,
+) -> str:
     """Run the release's own check; returns what it found. Raises ReleaseRefused when it fails, or cannot be run.
 
     The interpreter may be where only its owner can go. So the release runs as our own user, without privileges and in
@@ -31,21 +43,55 @@ def try_release(release: Release, store: Path | None, *, timeout: float = TRIAL_
     with tempfile.TemporaryDirectory(prefix="gofer-release-") as folder:
         workspace = Path(folder, "workspace")
         workspace.mkdir()
-        checking = [release.python, "-m", "gofer", "selfcheck"]
+        checking = ["selfcheck"]
         if store is not None and store.exists():
             copy_database(store, workspace / "copy.db")
             checking += ["--database", "copy.db"]
-        command = [*_sandbox(release, Path(folder)), "/bin/sh", "-c", IN_LIMITS, "sh", *checking]
-        try:
-            ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout)
-        except subprocess.TimeoutExpired as error:
-            raise ReleaseRefused(f"The release did not check itself in {timeout:g} seconds.") from error
-        except OSError as error:
-            raise ReleaseRefused(f"The release could not be tried in a sandbox: {error}") from error
-    if ended.returncode != 0:
-        words = [line for line in f"{ended.stdout}\n{ended.stderr}".splitlines() if line.strip()]
+        found = _run_inside(release, Path(folder), checking, timeout, stopping)
+    return "; ".join(line for line in found.splitlines() if line.strip())
+
+
+def build_in_sandbox(release: Release, folder: Path, stopping: threading.Event | None = None) -> Path:
+    """Have the release that runs build the source tree in `workspace/source` of a folder; returns the wheel, which has
+    its manifest beside it. Raises ReleaseRefused."""
+    _run_inside(release, folder, ["update", "build", "source", "--to", "dist"], BUILD_TIMEOUT, stopping)
+    return next((folder / "workspace" / "dist").glob("*.whl"))
+
+
+def _run_inside(
+    release: Release,
+    folder: Path,
+    arguments: list[str],
+    timeout: float,
+    stopping: threading.Event | None,
+) -> str:
+    """Run `gofer` of a release in a sandbox with a folder's workspace; returns what it said."""
+    sandboxed = [*_sandbox(release, folder), "/bin/sh", "-c", IN_LIMITS, (*release.path, "/")[0]]
+    command = [*sandboxed, *release.command(*arguments)]
+    what = f"`gofer {' '.join(arguments[:2])}`"
+    give_up = time.monotonic() + timeout
+    try:
+        running = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        )
+    except OSError as error:
+        raise ReleaseRefused(f"The release could not be tried in a sandbox: {error}") from error
+    with running:
+        while True:
+            try:
+                said, wrong = running.communicate(timeout=LOOK_EVERY)
+                break
+            except subprocess.TimeoutExpired:
+                stopped = stopping is not None and stopping.is_set()
+                if not stopped and time.monotonic() < give_up:
+                    continue
+                running.kill()
+                why = "was stopped" if stopped else f"did not end in {timeout:g} seconds"
+                raise ReleaseRefused(f"{what} of the release {why}.") from None
+    if running.returncode != 0:
+        words = [line for line in f"{said}\n{wrong}".splitlines() if line.strip()]
         raise ReleaseRefused(f"The release failed its own check: {(words or ['it said nothing'])[-1][:500]}")
-    return "; ".join(line for line in ended.stdout.splitlines() if line.strip())
+    return str(said)
 
 
 def _sandbox(release: Release, folder: Path) -> list[str]:
@@ -62,8 +108,9 @@ def _sandbox(release: Release, folder: Path) -> list[str]:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     return [
-        *(str(bwrap), *isolation, "--die-with-parent", *arguments.system(etc), *shown),
+        *(str(bwrap), *isolation, "--die-with-parent", *arguments.system(etc)),
         *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),  # noqa: S108 - a path inside
+        *shown,  # last, since a release may lie below one of these
         *("--bind", str(folder / "workspace"), arguments.HOME, "--chdir", arguments.HOME),
         *(part for name, value in environment.items() for part in ("--setenv", name, value)),
     ]

@@ -24,6 +24,8 @@ MAX_FILES, MAX_BYTES = 20_000, 512 * 1024 * 1024
 """What a wheel may unpack to."""
 LOCK = "gofer/requirements.lock"
 """Where a wheel keeps the pinned versions of what it needs."""
+PROJECT = "pyproject.toml"
+"""Where the package `gofer` of a wheel keeps the file that says what the wheel is made of."""
 SKIPPED = ("__pycache__", ".pyc")
 _VERSION = re.compile(r'^__version__ = "([0-9A-Za-z.+-]{1,40})"$', re.M)
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -88,10 +90,7 @@ def _version(source: Path, project: dict[str, Any]) -> str:
 
 def _files(source: Path, project: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
     """Every file of the wheel with its place in it."""
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    places = {package: PurePosixPath(package).name for package in wheel["packages"]}
-    places |= wheel.get("force-include", {})
-    for folder, inside in places.items():
+    for folder, inside in places(project).items():
         root = source / folder
         if root.is_file():
             yield inside, root.read_bytes()
@@ -99,6 +98,13 @@ def _files(source: Path, project: dict[str, Any]) -> Iterator[tuple[str, bytes]]
             skipped = any(part == SKIPPED[0] for part in place.parts) or place.name.endswith(SKIPPED[1])
             if place.is_file() and not place.is_symlink() and not skipped:
                 yield f"{inside}/{place.relative_to(root).as_posix()}", place.read_bytes()
+
+
+def places(project: Mapping[str, Any]) -> dict[str, str]:
+    """Which folder or file of a source tree is put where in its wheel."""
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    packages = {package: PurePosixPath(package).name for package in wheel["packages"]}
+    return {**packages, **wheel.get("force-include", {})}
 
 
 def _metadata(project: dict[str, Any], version: str) -> dict[str, bytes]:

@@ -50,6 +50,8 @@ log = structlog.get_logger()
 
 PROPOSE = "propose_identity"
 """The tool with which an agent proposes to change who it is."""
+GET_SOURCE, PROPOSE_RELEASE = "gofer_source", "propose_release"
+"""The tools with which an agent changes Gofer itself."""
 SETTINGS = "agent.toml"
 AGENT_LAYER = "AGENT.md"
 MAX_SETTINGS = 256 * 1024
@@ -117,6 +119,8 @@ class AgentSpec(BaseModel):
     fetch: FetchSettings = FetchSettings()
     mcp: dict[ServerName, McpServerSettings] = Field(default_factory=dict)
     """MCP servers whose tools it may use, by name."""
+    self_update: bool = False
+    """Whether it may propose changes of Gofer itself, when an owner asks for one."""
     default: bool | None = None
     """Whether it answers what no agent's route fits. Without a word in any file, the built-in agent does."""
     routes: tuple[RouteSettings, ...] = ()
@@ -456,4 +460,6 @@ def known_tools() -> frozenset[str]:
     """Built in, from plugins, and from integrations. Looked for once: what is installed stays while we run."""
     brought = (tool.name for tool in [*builtin_tools(), *plugin_tools()])
     installed = IntegrationRegistry.installed().integrations.values()
-    return frozenset((*brought, PROPOSE)).union(*(each.tool_names for each in installed))
+    return frozenset((*brought, PROPOSE, GET_SOURCE, PROPOSE_RELEASE)).union(
+        *(each.tool_names for each in installed)
+    )

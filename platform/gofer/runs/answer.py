@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -101,6 +101,10 @@ def _name_and_model(connection: Connection, asked: dict[str, Any]) -> tuple[str,
     return str(row.name), row.chosen or ""
 
 
+SelfUpdateTools = Callable[[Claim, AgentSpec, StoredMessage], list[Tool[Any]]]
+"""The tools with which an agent that may do so changes Gofer itself, for whoever asked."""
+
+
 class RunObserver:
     """Is told what a run does as it goes. Contract: neither blocks nor raises."""
 
@@ -131,6 +135,7 @@ class Answerer:
         servers: McpServers,
         observer: RunObserver | None = None,
         recall: Recall | None = None,
+        self_update: SelfUpdateTools | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -147,6 +152,7 @@ class Answerer:
         self._servers = servers
         self._observer = observer or RunObserver()
         self._recall = recall or Recall(database, vault)
+        self._self_update = self_update
         self._plugins = plugin_tools()  # looked for once: reading every package's entry points takes long
 
     async def handle(self, run: Run) -> Outcome:
@@ -207,6 +213,8 @@ class Answerer:
         async with self._loans.job() as job:
             tools, grants = await self._tools(asker, job), await self._shell_grants(asker, job)
             tools += await self._identity.tools(claim, spec)
+            if self._self_update is not None and spec.self_update:
+                tools += self._self_update(claim, spec, asker)
             async with self._shells.lend(claim, asker.trust, grants, run.cancelled) as shell:
                 ports = self._ports(run, shell, identity)
                 prices = load_prices(self._settings.data_dir / "prices.toml", catalogue.prices())

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
-from gofer.errors import Forbidden
-from gofer.jobs.control import answer
-from gofer.jobs.outcome import Dead, Done, Outcome, Wait
+from gofer.errors import Conflict, Forbidden
+from gofer.jobs.control import answer, expire_questions
+from gofer.jobs.outcome import Dead, Done, Outcome, Snooze, Wait
 from gofer.jobs.queue import SERVICE, Claim
 from gofer.jobs.worker import Run
-from gofer.releases.approval import APPROVE, DECLINE, ReleaseJobs, ask_about_waiting, tell_owners
+from gofer.releases.approval import (
+    APPROVE,
+    DECLINE,
+    KEEP,
+    ROLL_BACK,
+    ReleaseJobs,
+    ask_about_waiting,
+    tell_owners,
+)
+from gofer.releases.stage import deploy
+from gofer.store import migrations
 from gofer.store.tables import conversations, jobs, questions
 from gofer_supervisor.home import Home, Release
 from support.world import World
@@ -126,4 +137,74 @@ async def test_owners_are_told_once_what_became_of_a_release(
     assert len(found) == told
     if told:
         claim = await world.claim_one(pool=SERVICE)
-        assert isinstance(await handlers(world, home).tell(Run(claim)), Done)
+        outcome = await handlers(world, home).tell(Run(claim))
+        assert isinstance(outcome, Wait if kind == "revision.promoted" else Done)
+
+
+async def test_an_approval_after_it_expired_deploys_nothing(world: World, home: Home) -> None:
+    _, question = await asked(world, home)
+    await world.pass_time(8 * 86400)
+    await world.run(expire_questions)
+    late = partial(answer, vault=world.vault, question_id=question, text=APPROVE, by="ada", trust="owner")
+    with pytest.raises(Conflict):
+        await world.run(late)
+    assert await handlers(world, home).ask(Run(await world.claim_one(pool=SERVICE))) == Done()
+    assert home.asked() is None
+    assert home.manifest("2.0-abc")["declined_by"] == "nobody, in time"
+    with pytest.raises(Conflict, match="not approved"):
+        deploy(home, "2.0-abc", by="ada")
+
+
+async def test_an_approval_while_another_release_is_deployed_waits_for_its_turn(
+    world: World, home: Home
+) -> None:
+    state = home.load()
+    state.trial = {"build": "1.9", "previous": "1.0", "by": "ada", "at": 0, "step": "backup"}
+    home.save(state)
+    assert isinstance(await answered(world, home, APPROVE), Snooze)
+    assert home.asked() is None
+    state.trial = None
+    home.save(state)
+    row = (await world.rows(select(jobs).where(jobs.c.kind == "release_question")))[0]
+    again = Claim(**{name: getattr(row, name) for name in Claim._fields})
+    assert await handlers(world, home).ask(Run(again)) == Done()
+    assert home.asked() == {"do": "deploy", "build": "2.0-abc", "by": "ada"}
+
+
+@pytest.mark.parametrize(
+    ("text", "current", "asked_for"),
+    [
+        (ROLL_BACK, "2.0-abc", {"do": "rollback", "by": "ada"}),
+        (ROLL_BACK, "3.0", None),  # another release runs by now: the button is about this one
+        (KEEP, "2.0-abc", None),
+    ],
+)
+async def test_a_button_of_the_notice_brings_the_release_before_back(
+    world: World, home: Home, text: str, current: str, asked_for: dict[str, str] | None
+) -> None:
+    told = {"build": "2.0-abc", "previous": "1.0"}
+    home.link("current", current)
+    await world.run(partial(tell_owners, vault=world.vault, number=7, kind="revision.promoted", data=told))
+    claim = await world.claim_one(pool=SERVICE)
+    await world.end(claim, await handlers(world, home).tell(Run(claim)))
+    question = str((await world.rows(select(questions.c.id)))[0].id)
+    await world.run(
+        partial(answer, vault=world.vault, question_id=question, text=text, by="ada", trust="owner")
+    )
+    assert await handlers(world, home).tell(Run(await world.claim_one(pool=SERVICE))) == Done()
+    assert home.asked() == asked_for
+
+
+async def test_the_question_about_a_change_shows_who_wanted_it_and_the_diff(world: World, home: Home) -> None:
+    diff = "diff --git a/x.py b/x.py\nindex 1..2 100644\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+```\n"
+    change = {"diff": diff, "summary": "Because.", "agent": "gofer", "by": "Ann", "mark": "1"}
+    release = Release(build="2.1-def", version="2.1", python=sys.executable)
+    home.add(release, source="change", schema="9", change=change, approved_by="")
+    jobs_of = replace(handlers(world, home), url="https://gofer.example.org")
+    outcome = await jobs_of._question("2.1-def")
+    assert isinstance(outcome, Wait)
+    assert "The agent gofer made it, asked by Ann: Because." in outcome.question
+    assert "1 file (+1 −1 lines): `x.py`" in outcome.question
+    assert "https://gofer.example.org/versions/2.1-def" in outcome.question
+    assert outcome.question.count("```") == 2, "a fence in the diff does not end ours"
+    assert f"from version {migrations.newest()} to 9" in outcome.question

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 from functools import partial
@@ -12,13 +13,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer import __version__
+from gofer.app import Platform
+from gofer.errors import Conflict, NotFound
+from gofer.releases.stage import roll_back
 from gofer.settings import PREFIX, Settings
 from gofer.store import migrations
 from gofer.supervision import say_event, supervised_events
+from gofer.web.auth import actor
 from gofer.web.dashboard.checks import Checks
 from gofer.web.dashboard.endpoints import page
 from gofer.web.dashboard.render import platform_of, redirect, render
 from gofer.web.queries.instance import list_processes
+from gofer_supervisor.home import Home, HomeError
 
 LEVELS = ("debug", "info", "warning", "error")
 MAX_LINES = 300
@@ -48,13 +54,43 @@ async def versions(request: Request) -> Response:
     """What ran when, and why it ended, as the supervisor saw it."""
     platform = platform_of(request)
     happened = await platform.database.read(partial(supervised_events, limit=MAX_LINES))
+    home = _home(platform)
+    manifests = await asyncio.to_thread(home.manifests) if platform.settings.build else {}
+    before = manifests.get(platform.settings.build, {}).get("previous", "")
     return render(
         request,
         "versions.html",
         happened=[{**event, "said": say_event(event)} for event in happened],
         version=__version__,
         build=platform.settings.build,
+        releases=[*reversed(manifests.values())],
+        before=before if before in manifests else "",
     )
+
+
+@page("operator")
+async def release(request: Request) -> Response:
+    """One release: where it is from, what was changed for it, and who approved it."""
+    home = _home(platform_of(request))
+    try:
+        manifest = await asyncio.to_thread(home.manifest, request.path_params["build"])
+    except HomeError as error:
+        raise NotFound(str(error)) from error
+    return render(request, "release.html", release=manifest, change=manifest.get("change"))
+
+
+@page("owner")
+async def take_back(request: Request) -> Response:
+    """Have the supervisor run the release before the current one again."""
+    platform = platform_of(request)
+    if not platform.settings.build:
+        raise Conflict("Gofer is not run by `gofer up`, so there is no other release to run.")
+    await asyncio.to_thread(partial(roll_back, _home(platform), by=actor(request)))
+    return redirect("/versions", "Asked for. The release before runs again in a moment.")
+
+
+def _home(platform: Platform) -> Home:
+    return Home(str(platform.settings.home_path.absolute()))
 
 
 def _read(connection: Connection) -> dict[str, Any]:

@@ -60,6 +60,7 @@ _READ = {
     "/audit": audit.index,
     "/logs": instance.logs,
     "/versions": instance.versions,
+    "/versions/{build}": instance.release,
     "/doctor": instance.doctor,
     "/settings": instance.settings,
 }
@@ -101,6 +102,7 @@ _DO = {
     ("/confirm", "sessions.confirm"): confirm.done,
     ("/tokens", "tokens.add"): members.add_token,
     ("/tokens/{id}/remove", "tokens.remove"): members.remove_token,
+    ("/versions/rollback", "releases.roll_back"): instance.take_back,
     ("/doctor", "doctor.examine"): instance.examine,
 }
 

@@ -1,0 +1,111 @@
+"""An agent changes Gofer itself: it works on a copy of the source in its shell, an owner approves the diff with a
+button, `gofer up` runs the new release, and another button brings the old one back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from e2e.process import free_port
+from gofer_standins.anthropic import Anthropic, call, calls, say
+from gofer_standins.loopback import serve as loopback
+from gofer_standins.telegram import Chat, Message, Person, Telegram
+from gofer_supervisor.home import CURRENT, GOOD, Home
+from support.patience import eventually, patience
+from telegram.house import open_house
+from telegram.test_identity import put
+
+AHOY = "sed -i 's/Hello. Write to me/Ahoy. Write to me/' ~/gofer-source/platform/gofer/commands/answers.py"
+
+
+@asynccontextmanager
+async def gofer_up(data_dir: Path, **environment: str) -> AsyncIterator[Home]:
+    """`gofer up` with the release that is installed."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GOFER_")}
+    given = {"GOFER_DATA_DIR": str(data_dir), "GOFER_PORT": str(free_port()), "GOFER_LOG_TO": "stderr"}
+    command = [sys.executable, "-m", "gofer", "up", "--probation", "1"]
+    with (data_dir.parent / "log").open("wb") as log:
+        running = subprocess.Popen(command, env={**kept, **given, **environment}, stdout=log, stderr=log)
+    try:
+        yield Home(str(data_dir / "home"))
+        running.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(running.wait, patience(60)) == 0
+    finally:
+        running.kill()
+        running.wait()
+
+
+def with_button(telegram: Telegram, chat: Chat, label: str) -> list[Message]:
+    return [one for one in chat.by_bot(telegram.bot.id) if label in str(one.get("reply_markup"))]
+
+
+async def asked(telegram: Telegram, chat: Chat, label: str) -> Message:
+    """The message in a chat with such a button, when it comes."""
+    await eventually(lambda: bool(with_button(telegram, chat, label)), within=120)
+    (found,) = with_button(telegram, chat, label)
+    return found
+
+
+async def greeting(telegram: Telegram, person: Person, chat: Chat) -> str:
+    before = len(telegram.said(chat))
+    telegram.phones.say(person, chat, "/start")
+    await eventually(lambda: len(telegram.said(chat)) > before, within=120)
+    return telegram.said(chat)[-1]
+
+
+@pytest.mark.slow
+async def test_a_change_of_the_greeting_is_approved_by_a_button_and_taken_back_by_another(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    model = Anthropic(
+        [
+            calls(call("gofer_source")),
+            calls(call("bash", command=AHOY)),
+            calls(call("propose_release", summary="Greet people as sailors do.")),
+            say("I have proposed it."),
+        ]
+    )
+    data_dir = tmp_path / "data"
+    put(data_dir, {"gofer.toml": "self_update = true\n"})
+    async with open_house(telegram, data_dir) as house:
+        ann, chat = await house.owner()
+    async with (
+        loopback(model.app) as url,
+        gofer_up(data_dir, GOFER_ANTHROPIC_KEY=model.key, GOFER_ANTHROPIC_BASE_URL=url) as home,
+    ):
+        assert (await greeting(telegram, ann, chat)).startswith("Hello.")
+        await eventually(lambda: home.linked(GOOD) != "", within=60)
+        first = home.linked(CURRENT)
+
+        telegram.phones.say(ann, chat, "Change the greeting to Ahoy, please.")
+        question = await asked(telegram, chat, "Approve")
+        text = question["text"]
+        assert "The agent gofer made it, asked by Ann: Greet people as sailors do." in text
+        assert "platform/gofer/commands/answers.py" in text
+        assert '+HELLO = "Ahoy.' in text
+        assert "a scripted conversation went as it should" in text
+        assert "leaves the store" in text
+        assert home.linked(CURRENT) == first, "nothing is deployed without an owner's word"
+
+        telegram.phones.press(ann, question, "Approve")
+        notice = await asked(telegram, chat, "Roll back")
+        second = home.linked(CURRENT)
+        assert second == home.linked(GOOD) != first
+        assert home.manifest(second)["approved_by"] == "Ann"
+        assert (await greeting(telegram, ann, chat)).startswith("Ahoy.")
+
+        telegram.phones.press(ann, notice, "Roll back")
+        await eventually(lambda: "was taken back" in telegram.said(chat)[-1], within=120)
+        assert home.linked(CURRENT) == home.linked(GOOD) == first
+        assert (await greeting(telegram, ann, chat)).startswith("Hello.")
+        said = "\n".join(telegram.said(chat))
+        assert said.count("has proved itself") == said.count("was taken back") == 1
+    assert model.refused == []
