@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := $(shell command -v uv 2>/dev/null)
-WORKERS ?= 4
+WORKERS ?= 6
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 ifdef UV
@@ -56,7 +56,7 @@ test-slow: $(VENV)/.dev ## the slow tests, which tests/README.md names with reas
 	@sh scripts/browser >/dev/null || true
 	@$(PYTEST) -m "slow and not chaos and not peer" $(ARGS)
 
-# Have pytest write what it makes of the tests' code while mypy is at work: each of its four processes would, else.
+# Have pytest write what it makes of the tests' code while mypy is at work.
 collected: $(VENV)/.dev
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq >/dev/null 2>&1 || true
 

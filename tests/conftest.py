@@ -6,7 +6,11 @@ import asyncio
 import functools
 import gc
 import inspect
+import shutil
+import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from gofer.vault.envelope import Vault
 from support import process_leaks
 from support.async_bridge import Elsewhere
 from support.database_reset import Broom
+from support.forked_workers import Nursery
 from support.patience import eventually, patience
 from support.process_speed import (
     collect_seldom,
@@ -42,9 +47,20 @@ def pytest_configure(config: pytest.Config) -> None:
     share_compiled_statements()
     share_tls_defaults()
     log_plainly()
-    if not hasattr(config, "workerinput"):
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
         process_leaks.mark()
         process_leaks.mind()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    if sys.platform != "linux":  # elsewhere a process that has libraries loaded may not be forked
+        return
+    folder = tempfile.mkdtemp(prefix="gofer-workers-")
+    nursery = Nursery(config, folder)
+    config.add_cleanup(partial(shutil.rmtree, folder))
+    config.add_cleanup(nursery.close)
+    specs[:] = [type(spec)(f"{spec}//python={nursery.python}") for spec in specs]
 
 
 @pytest.hookimpl(tryfirst=True)

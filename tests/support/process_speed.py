@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.util import LRUCache
 
 
+@functools.cache
 def share_compiled_statements() -> None:
     """Compile each statement once for each kind of database.
 
@@ -34,6 +35,7 @@ def share_compiled_statements() -> None:
         connection.execution_options(compiled_cache=compiled)
 
 
+@functools.cache
 def share_tls_defaults() -> None:
     """Read the certificates of the world's authorities once: every client of HTTP made anew did, for loopback too."""
     httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)

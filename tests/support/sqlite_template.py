@@ -53,6 +53,11 @@ def with_tables(settings: Settings, *, furnished: bool = False) -> Settings:
     return settings
 
 
+def make_templates() -> None:
+    """Make them now, for every process that is forked from this one."""
+    _template(furnished=True)
+
+
 @functools.cache
 def _template(furnished: bool) -> bytes:
     folder = Path(tempfile.mkdtemp(prefix="gofer-template-"))
