@@ -287,6 +287,7 @@ class World:
         signals: Signals | None = None,
         vault: Vault | None = None,
         slots: int = 4,
+        pools: Mapping[str, int] | None = None,
         **capacity: Any,
     ) -> AsyncIterator[Worker]:
         """A running worker that looks often."""
@@ -298,7 +299,7 @@ class World:
             signals=signals or LocalSignals(),
             handlers=handlers,
             apology=apology,
-            capacity=Capacity(slots={AGENT: slots, SERVICE: slots}, **limits),
+            capacity=Capacity(slots=pools or {AGENT: slots, SERVICE: slots}, **limits),
         )
         await worker.start()
         try:

@@ -8,8 +8,16 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, bindparam, case, select, update
 
 from gofer.errors import Conflict, Forbidden, Malformed, NotFound
+from gofer.jobs.children import (
+    FOR_ALL,
+    FOR_ANY,
+    SIGNALLED,
+    children_of,
+    close_tasks,
+    ready_parents,
+)
 from gofer.jobs.ensure import ensure_answer, ensure_job, live_state
-from gofer.jobs.kinds import ANSWER, DELIVER
+from gofer.jobs.kinds import ANSWER, DELIVER, TASK
 from gofer.jobs.outcome import ENDS_QUESTION, MEMBERS, OWNERS, Draft
 from gofer.jobs.queue import lock_lane
 from gofer.jobs.reply_planner import plan_replies
@@ -71,7 +79,7 @@ def cancel(connection: Connection, job_id: int, *, by: str) -> JobState:
 
     A running job stops when its worker looks next, a moment later. A waiting job becomes ready, so that a worker ends
     it the same way and says so in the chat. A blocked job has not begun and ends here. The stop does not cover what is
-    said from now on; that gets a job of its own.
+    said from now on; that gets a job of its own. The jobs that it has made stop with it.
     """
     row = _hold(connection, job_id)
     was = JobState(row.state)
@@ -92,7 +100,38 @@ def cancel(connection: Connection, job_id: int, *, by: str) -> JobState:
         connection, "job.cancel_requested", numbered.workspace_id, job_id=job_id, seq=numbered.event_seq,
         conversation_id=numbered.conversation_id, data={"by": by, "was": was},
     )  # fmt: skip
+    for child in children_of(connection, job_id):
+        cancel(connection, child, by=by)
+    if was is JobState.BLOCKED:
+        _end_blocked(connection, row)
     return JobState(values.get("state", was))
+
+
+def _end_blocked(connection: Connection, row: Any) -> None:
+    if row.kind == TASK:
+        close_tasks(connection, [(row.id, JobState.CANCELLED, "cancelled")])
+    if row.parent_id is not None:
+        ready_parents(connection, {row.parent_id})
+
+
+def signal(connection: Connection, job_id: int, *, by: str) -> bool:
+    """Tell a job that something it depends on has changed. Returns whether workers should look.
+
+    A job that snoozes or waits for jobs becomes ready. One that runs goes on once more after its present run. Raises
+    NotFound.
+    """
+    row = _hold(connection, job_id)
+    waits = row.state == JobState.WAITING and row.reason in (FOR_ALL, FOR_ANY)
+    sleeps = waits or row.state == JobState.SCHEDULED
+    if not sleeps and row.state != JobState.RUNNING:
+        return False
+    values = {"state": JobState.READY, "run_at": now()} if sleeps else {}
+    numbered = _number(connection, job_id, **values)
+    log.record(
+        connection, SIGNALLED, numbered.workspace_id, job_id=job_id, seq=numbered.event_seq, fence=row.fence,
+        conversation_id=numbered.conversation_id, data={"by": by},
+    )  # fmt: skip
+    return True
 
 
 _LAST_SEQ = (
@@ -138,6 +177,10 @@ def redrive(connection: Connection, job_id: int, *, by: str) -> JobState:
     row = _hold(connection, job_id)
     if row.state not in (JobState.DEAD, JobState.CANCELLED):
         raise Conflict(f"Job {job_id} is {row.state}; only a dead or cancelled job can be redriven.")
+    if row.parent_id is not None and not _waits_for_children(connection, row.parent_id):
+        raise Conflict(
+            f"Nobody waits for job {job_id} any more: job {row.parent_id}, which made it, went on."
+        )
     taken = connection.execute(
         select(jobs.c.id).where(jobs.c.lane == row.lane, in_state(*LIVE)).limit(1)
     ).first()
@@ -159,6 +202,11 @@ def redrive(connection: Connection, job_id: int, *, by: str) -> JobState:
         conversation_id=numbered.conversation_id, data={"by": by, "was": row.state},
     )  # fmt: skip
     return state
+
+
+def _waits_for_children(connection: Connection, job_id: int) -> bool:
+    waits = in_state(JobState.WAITING) & jobs.c.reason.in_((FOR_ALL, FOR_ANY))
+    return connection.execute(select(jobs.c.id).where(jobs.c.id == job_id, waits)).first() is not None
 
 
 def _send_again(connection: Connection, job_id: int) -> None:

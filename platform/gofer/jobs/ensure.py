@@ -45,7 +45,8 @@ def ensure_job(
     `live` is the state of the job it has, read under the conversation's lock.
     """
     if live is not None:
-        # A message that comes while a question is open wakes the run, which then sees it.
+        # A message that comes while a question is open wakes the run, which then sees it. A run that waits for other
+        # jobs hears it afterwards.
         waits = live == JobState.WAITING and not patient
         return waits and bool(fast_sql.fetch(connection, _STOP_WAITING, {"lane_": participant.id}))
     submit(
@@ -71,7 +72,7 @@ def live_state(lane: Any) -> Any:
 
 _STOP_WAITING = (
     update(jobs)
-    .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.WAITING))
+    .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.WAITING), jobs.c.reason.not_like("jobs.%"))
     .values(state=JobState.READY, run_at=now())
     .returning(jobs.c.id)
 )

@@ -33,10 +33,32 @@ from sqlalchemy import (
 )
 
 from gofer.errors import Fenced
+from gofer.jobs.children import (
+    FOR_ALL,
+    FOR_ANY,
+    HAS_CHILDREN,
+    SIGNALLED,
+    children_of,
+    close_tasks,
+    ready_parents,
+    submit_children,
+)
+from gofer.jobs.control import cancel
 from gofer.jobs.ensure import CONFIRMING, ensure_answer, ensure_delivery
-from gofer.jobs.kinds import DELIVER
+from gofer.jobs.kinds import DELIVER, TASK
 from gofer.jobs.lanes import promote_behind
-from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
+from gofer.jobs.outcome import (
+    OUTAGE,
+    Cancel,
+    Dead,
+    Done,
+    Draft,
+    Outcome,
+    Retry,
+    Snooze,
+    Wait,
+    WaitForJobs,
+)
 from gofer.jobs.queue import Claim, lock_lane
 from gofer.jobs.reply_planner import ask, is_open, plan_replies
 from gofer.jobs.wait_reasons import NOTICED
@@ -150,7 +172,10 @@ def _finish(
         write_ends(connection, ends, lost=lost)
     woke = {end.claim.id for end in ends if end.state is JobState.READY}
     woke |= {end.claim.id for end in ends if _plan_replies(connection, vault, end)}
-    woke |= _move_on(connection, [end for end in ends if end.final])
+    over = [end for end in ends if end.final]
+    woke |= _move_on(connection, over)
+    woke |= {end.claim.id for end in over if _end_family(connection, end)}
+    woke |= {end.claim.id for end in ends if isinstance(end.outcome, WaitForJobs)}
     finished = {id(end.ending): FinishResult(end.state, end.claim.id in woke) for end in ends}
     return [finished.get(id(ending)) for ending in endings]
 
@@ -169,7 +194,8 @@ def _held(connection: Connection, claims: Sequence[Claim]) -> dict[tuple[int, in
 
 _RUNNING = {
     dialect: select(
-        jobs.c.id, jobs.c.owner, jobs.c.fence, jobs.c.event_seq, jobs.c.cancel_requested, jobs.c.covers_to
+        *(jobs.c.id, jobs.c.owner, jobs.c.fence, jobs.c.event_seq, jobs.c.cancel_requested, jobs.c.covers_to),
+        *(jobs.c.parent_id, HAS_CHILDREN.label("has_children")),
     )
     .where(fast_sql.among(dialect, jobs.c.id, "jobs"), in_state(JobState.RUNNING))
     .order_by(jobs.c.id)
@@ -187,6 +213,10 @@ def _end(connection: Connection, ending: FinishedRun, job: Any, *, lost: bool) -
     if job.cancel_requested and not final:
         # A run that pauses while somebody asks to stop it becomes ready at once, so that a worker ends it.
         state, delay = JobState.READY, 0
+    if state in (JobState.SCHEDULED, JobState.WAITING) and _was_signalled(connection, claim, outcome):
+        state, delay = JobState.READY, 0
+    if isinstance(outcome, WaitForJobs) and state is JobState.WAITING:
+        state = JobState.WAITING if submit_children(connection, claim, outcome) else JobState.READY
     if isinstance(outcome, Wait) and _has_new_message(connection, claim, outcome.seen_to, job.covers_to):
         state = JobState.READY
     if (
@@ -202,10 +232,37 @@ def _end(connection: Connection, ending: FinishedRun, job: Any, *, lost: bool) -
         state=state,
         delay=delay,
         name="lost" if lost and not final else name,
-        reason="" if isinstance(outcome, Wait) else outcome.reason,
+        reason=_reason(outcome),
         covers_to=_covers_to(connection, claim, outcome, job.covers_to) if final else job.covers_to,
         event_seq=job.event_seq + 1,
+        parent_id=job.parent_id,
+        has_children=job.has_children,
     )
+
+
+def _reason(outcome: Outcome) -> str:
+    match outcome:
+        case Wait():
+            return ""
+        case WaitForJobs(any=any_):
+            return FOR_ANY if any_ else FOR_ALL
+        case _:
+            return outcome.reason
+
+
+def _was_signalled(connection: Connection, claim: Claim, outcome: Outcome) -> bool:
+    """Whether somebody signalled a run that pauses while it ran: what it has read may be old."""
+    if not isinstance(outcome, Snooze | WaitForJobs):
+        return False
+    return connection.execute(_SIGNALLED, {"job": claim.id, "held": claim.fence}).first() is not None
+
+
+_SIGNALLED = (
+    select(events.c.id)
+    .where(events.c.job_id == bindparam("job"), events.c.fence == bindparam("held"))
+    .where(events.c.kind == SIGNALLED)
+    .limit(1)
+)
 
 
 def _has_new_message(
@@ -280,7 +337,7 @@ def _next_state(claim: Claim, outcome: Outcome) -> tuple[JobState, float, str]:
             return (JobState.SCHEDULED if delay > 0 else JobState.READY), delay, "retry"
         case Snooze(after=delay):
             return (JobState.SCHEDULED if delay > 0 else JobState.READY), delay, "snoozed"
-        case Wait():
+        case Wait() | WaitForJobs():
             return JobState.WAITING, 0, "waiting"
         case Cancel():
             return JobState.CANCELLED, 0, "cancelled"
@@ -322,6 +379,8 @@ def _plan_replies(connection: Connection, vault: Vault, end: End) -> bool:
     claim, outcome = end.claim, end.outcome
     if isinstance(outcome, Snooze):
         return plan_replies(connection, vault, claim, outcome.drafts, kept_as=DELAY)
+    if isinstance(outcome, WaitForJobs):
+        return plan_replies(connection, vault, claim, outcome.drafts)
     if not (end.final or end.state is JobState.WAITING):
         return False
     drafts = outcome.drafts
@@ -351,6 +410,17 @@ def _move_on(connection: Connection, ends: Sequence[End]) -> set[int]:
     return moved | {
         end.claim.id for end in ends if end.claim.id not in moved and _next(connection, end.claim)
     }
+
+
+def _end_family(connection: Connection, end: End) -> bool:
+    """Stop the children of a job that has ended, close its task, and ready the job that waited for it."""
+    if end.has_children:
+        for child in children_of(connection, end.claim.id):
+            cancel(connection, child, by=f"job:{end.claim.id}")
+    if end.claim.kind == TASK:
+        close_tasks(connection, [(end.claim.id, end.state, end.reason)])
+    readied = end.parent_id is not None and ready_parents(connection, {end.parent_id})
+    return end.has_children or readied
 
 
 def _next(connection: Connection, claim: Claim) -> bool:
@@ -402,6 +472,8 @@ class End:
     reason: str
     covers_to: int | None
     event_seq: int
+    parent_id: int | None
+    has_children: bool
 
     @property
     def final(self) -> bool:
@@ -430,7 +502,7 @@ def _row(end: End) -> dict[str, Any]:
         "held": end.claim.fence,
         "to_state": end.state,
         "in_seconds": end.delay,
-        "used": end.claim.attempts - (1 if isinstance(end.outcome, Snooze | Wait) else 0),
+        "used": end.claim.attempts - (1 if isinstance(end.outcome, Snooze | Wait | WaitForJobs) else 0),
         "why": end.reason,
         "is_final": end.final,
         "to_seq": end.covers_to,

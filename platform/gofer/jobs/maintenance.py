@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, literal, select, text, update
 
+from gofer.jobs.children import forsaken, ready_parents
 from gofer.jobs.ensure import ensure_answer, ensure_delivery
 from gofer.jobs.finish import Apology, finish_lost_run
 from gofer.jobs.lanes import promote
@@ -58,9 +59,10 @@ def expire_all_leases(connection: Connection) -> int:
 
 
 def repair_lanes(connection: Connection) -> int:
-    """Find and repair what should not exist: blocked jobs in free lanes, and unread messages or unsent replies without
-    a job. Returns how many there were; any is worth an alarm."""
-    return _free_blocked(connection) + _answer_wanted(connection) + _send_unsent(connection)
+    """Find and repair what should not exist: blocked jobs in free lanes, jobs that wait for nobody, and unread messages
+    or unsent replies without a job. Returns how many there were; any is worth an alarm."""
+    found = _free_blocked(connection) + _ready_forsaken(connection)
+    return found + _answer_wanted(connection) + _send_unsent(connection)
 
 
 _other = jobs.alias("other")
@@ -84,6 +86,15 @@ def _free_blocked(connection: Connection) -> int:
             select(jobs.c.id).where(jobs.c.lane == lane, in_state(*LIVE)).limit(1)
         ).first()
         found += taken is None and promote(connection, lane)
+    return found
+
+
+def _ready_forsaken(connection: Connection) -> int:
+    """Ready the jobs whose children have all ended, or are gone."""
+    found = 0
+    for job_id, conversation_id in forsaken(connection, BATCH):
+        lock_conversation(connection, conversation_id)
+        found += ready_parents(connection, {job_id})
     return found
 
 

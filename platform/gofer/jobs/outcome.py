@@ -66,7 +66,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Snooze:
-    """Not now; the try does not count."""
+    """Not now; the try does not count. `gofer.jobs.control.signal` ends it early."""
 
     after: float
     reason: str = "snoozed"
@@ -116,4 +116,33 @@ class Dead:
     """What is wrong in full, for the operator: it goes into the event, never into the conversation."""
 
 
-Outcome = Done | Retry | Snooze | Wait | Cancel | Dead
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job that a run makes when it begins to wait. It belongs to the same conversation, agent and connection."""
+
+    kind: str
+    lane: str
+    unique_key: str
+    """The job is made once, however often the run asks for it."""
+    pool: str = "worker"
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    priority: int = 0
+    delay: float = 0
+    max_attempts: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForJobs:
+    """Other jobs have to end first. The job holds neither lease nor slot until then, and messages do not wake it."""
+
+    children: tuple[NewJob, ...] = ()
+    """Made with the same commit."""
+    waits_for: tuple[int, ...] = ()
+    """Children made earlier that the run has seen unfinished. If they have ended, the run goes on at once."""
+    any: bool = False
+    """Whether it goes on when the next of them ends; otherwise when all have ended."""
+    drafts: tuple[Draft, ...] = ()
+    cost: float = 0
+
+
+Outcome = Done | Retry | Snooze | Wait | WaitForJobs | Cancel | Dead

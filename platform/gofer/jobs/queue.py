@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
+from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,8 +34,8 @@ from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.tables import LIVE, JobState, agents, attempts, connections, events, in_state, jobs
 
-AGENT, SERVICE = "agent", "service"
-"""The two pools of slots."""
+AGENT, SERVICE, WORKER = "agent", "service", "worker"
+"""The pools of slots."""
 
 
 class Claim(NamedTuple):
@@ -86,6 +87,7 @@ def submit(
     agent_id: str | None = None,
     connection_id: str | None = None,
     covers_from: int = 0,
+    parent_id: int | None = None,
 ) -> int | None:
     """Make a job: ready, scheduled, or blocked behind its lane. None when its unique key was used before.
 
@@ -114,6 +116,7 @@ def submit(
             "covers_from": covers_from,
             "payload": dict(payload or {}),
             "unique_key": unique_key,
+            "parent_id": parent_id,
         },
     )
     if row is None:
@@ -137,7 +140,7 @@ _NEW: dict[str, Any] = {
 
 _GIVEN = (
     *_NEW, "workspace_id", "kind", "pool", "lane", "priority", "max_attempts", "conversation_id", "participant_id",
-    "agent_id", "connection_id", "covers_from", "payload", "unique_key",
+    "agent_id", "connection_id", "covers_from", "payload", "unique_key", "parent_id",
 )  # fmt: skip
 
 _LANE_TAKEN = exists().where(jobs.c.lane == bindparam("lane_"), in_state(*LIVE))
@@ -185,11 +188,28 @@ def _submit_and_note() -> Any:
 _SUBMIT = {"sqlite": _submit(sqlite), "postgresql": _submit_and_note()}
 
 
+class TaskBounds(NamedTuple):
+    """How many tasks all processes together run at once."""
+
+    instance: int | None = None
+    agent: int | None = None
+    """For each agent."""
+
+
+NO_BOUNDS = TaskBounds()
+
+
 async def claim(
-    database: Database, *, owner: str, lease: float, limits: Mapping[str, int], max_running: int | None = None
+    database: Database,
+    *,
+    owner: str,
+    lease: float,
+    limits: Mapping[str, int],
+    max_running: int | None = None,
+    tasks: TaskBounds = NO_BOUNDS,
 ) -> dict[str, list[Claim]]:
     """Claim ready jobs for several pools of slots, in as few round trips as the database allows."""
-    with_caps = partial(_claim_each, owner=owner, lease=lease, max_running=max_running)
+    with_caps = partial(_claim_each, owner=owner, lease=lease, max_running=max_running, tasks=tasks)
     if database.dialect != "postgresql" or max_running is not None:
         return await database.write(partial(with_caps, limits=limits))
     taken = await database.write_one(partial(_claim_at_once, owner=owner, lease=lease, limits=limits))
@@ -197,6 +217,10 @@ async def claim(
     with contextlib.suppress(*([StoreError] if taken else [])):
         if limits.get(AGENT, 0) > 0 and AGENT not in taken and await database.write_one(_capped):
             taken |= await database.write(partial(with_caps, limits={AGENT: limits[AGENT]}))
+        if limits.get(WORKER, 0) > 0 and (
+            WORKER in taken or (not taken and await database.write_one(_tasks_wait))
+        ):
+            taken |= await database.write(partial(with_caps, limits={WORKER: limits[WORKER]}))
     return taken
 
 
@@ -207,13 +231,48 @@ def _claim_each(
     lease: float,
     limits: Mapping[str, int],
     max_running: int | None = None,
+    tasks: TaskBounds = NO_BOUNDS,
 ) -> dict[str, list[Claim]]:
     """Take ready jobs for several pools of slots."""
     return {
-        pool: _claim_for(connection, owner, lease, limit, pool, max_running)
+        pool: _claim_tasks(connection, owner, lease, limit, tasks)
+        if pool == WORKER
+        else _claim_for(connection, owner, lease, limit, pool, max_running)
         for pool, limit in limits.items()
         if limit > 0
     }
+
+
+def _claim_tasks(
+    connection: Connection, owner: str, lease: float, limit: int, bounds: TaskBounds
+) -> list[Claim]:
+    """Claim tasks one by one within their bounds, under a lock that all claimers share."""
+    if not _tasks_wait(connection):
+        return []
+    lock_lane(connection, "task bounds")
+    taken: list[Claim] = []
+    running = Counter({row.agent_id or "": row.running for row in connection.execute(_RUNNING_TASKS)})
+    while len(taken) < limit and (bounds.instance is None or running.total() < bounds.instance):
+        full = frozenset(
+            agent for agent, count in running.items() if bounds.agent is not None and count >= bounds.agent
+        )
+        one = _claim(connection, owner, lease, 1, WORKER, full, frozenset())
+        if not one:
+            break
+        running[one[0].agent_id or ""] += 1
+        taken += one
+    return taken
+
+
+_RUNNING_TASKS = (
+    select(jobs.c.agent_id, func.count().label("running"))
+    .where(in_state(JobState.RUNNING), jobs.c.pool == WORKER)
+    .group_by(jobs.c.agent_id)
+)
+
+
+def _tasks_wait(connection: Connection) -> bool:
+    return bool(fast_sql.scalar(connection, _ANY_TASK))
 
 
 def _claim_for(
@@ -321,14 +380,15 @@ def _claim(
 def _claim_at_once(
     connection: Connection, *, owner: str, lease: float, limits: Mapping[str, int]
 ) -> dict[str, list[Claim]]:
-    """Claim ready jobs for both pools in one statement of Postgres; agents' jobs only while there are no caps.
+    """Claim answers and errands in one statement of Postgres; agents' jobs only while there are no caps. If tasks are
+    ready as well, their pool is in the answer, with none claimed.
 
     Each further statement would be a round trip, and so would the begin and end of a transaction.
     """
     most = {f"most_{pool}": max(0, limits.get(pool, 0)) for pool in (AGENT, SERVICE)}
     rows = fast_sql.fetch(connection, _TAKE_AT_ONCE, {"by": owner, "for_seconds": lease, **most})
     rows.sort(key=lambda row: (row.priority, row.id))
-    claims: dict[str, list[Claim]] = {}
+    claims: dict[str, list[Claim]] = {WORKER: []} if any(row.tasks_wait for row in rows) else {}
     for row in rows:
         claims.setdefault(row.pool, []).append(claim_of(row))
     return claims
@@ -368,7 +428,7 @@ def _take_at_once() -> Any:
         "tx": log.TX,
         "at": now(),
     }
-    return select(taken).add_cte(
+    return select(taken, _TASK_READY.label("tasks_wait")).add_cte(
         *(
             insert(table).from_select(list(values), select(*values.values())).cte(f"into_{table.name}")
             for table, values in ((attempts, begun), (events, noted))
@@ -379,6 +439,9 @@ def _take_at_once() -> Any:
 _HAS_CAP = exists().where(agents.c.max_running.is_not(None)) | exists().where(
     connections.c.max_running.is_not(None)
 )
+_ready_task = jobs.alias("ready_task")
+_TASK_READY = exists().where(in_state(JobState.READY, of="ready_task"), _ready_task.c.pool == WORKER)
+_ANY_TASK = select(_TASK_READY)
 _TAKE_AT_ONCE = _take_at_once()
 
 _ANY_CAP = select(_HAS_CAP)

@@ -24,7 +24,7 @@ from gofer.jobs.finish import Apology, FinishedRun, FinishResult, finish_runs
 from gofer.jobs.lease import Lease, clock
 from gofer.jobs.notifications import EVENTS, JOBS, Signals
 from gofer.jobs.outcome import OUTAGE, STOPPED, Cancel, Dead, Draft, Outcome, Retry, Snooze
-from gofer.jobs.queue import Claim
+from gofer.jobs.queue import NO_BOUNDS, Claim, TaskBounds
 from gofer.secrets.key_check import open_canary
 from gofer.store import row_macs
 from gofer.store.database import Database
@@ -78,6 +78,7 @@ class Capacity:
     poll_interval: float = 1
     stop_within: float = 20
     max_running: int | None = None
+    tasks: TaskBounds = NO_BOUNDS
     keep_finished: float = 30 * 86400
 
 
@@ -215,6 +216,7 @@ class Worker:
                 lease=self._capacity.lease,
                 limits=free,
                 max_running=self._capacity.max_running,
+                tasks=self._capacity.tasks,
             )
         )
         try:

@@ -1,0 +1,144 @@
+"""Jobs that wait for other jobs: a parent, and the children that it made.
+
+Both belong to one conversation. Its lock is held whenever one of them ends, so the end of a child readies its waiting
+parent once, and no parent begins to wait for a child that has just ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, exists, select, update
+
+from gofer.jobs.kinds import TASK
+from gofer.jobs.outcome import NewJob, WaitForJobs
+from gofer.jobs.queue import Claim, submit
+from gofer.store import events as log
+from gofer.store.db_time import now
+from gofer.store.tables import LIVE, JobState, in_state, jobs, tasks
+
+FOR_ALL, FOR_ANY = "jobs.all", "jobs.any"
+"""The reason of a job that waits until all of its children have ended, or until the next one has."""
+SIGNALLED = "job.signalled"
+ENDED = {JobState.CANCELLED: "dropped", JobState.DEAD: "failed", JobState.DONE: "failed"}
+"""What becomes of a task whose job ended without a result."""
+
+_child = jobs.alias("child")
+UNFINISHED = (*LIVE, JobState.BLOCKED)
+HAS_CHILDREN = exists().where(_child.c.parent_id == jobs.c.id, in_state(*UNFINISHED, of="child"))
+
+
+def submit_children(connection: Connection, claim: Claim, wait: WaitForJobs) -> bool:
+    """Make the children that a run asked for, each once. Returns whether the run has to wait for any job."""
+    if claim.conversation_id is None:
+        raise ValueError("Only a job of a conversation can wait for other jobs.")
+    made = [_submit(connection, claim, child) for child in wait.children]
+    alive = _unfinished(connection, [*wait.waits_for, *made])
+    if wait.any:
+        return bool(alive) and alive >= {*wait.waits_for, *made}
+    return bool(alive)
+
+
+def _submit(connection: Connection, claim: Claim, child: NewJob) -> int:
+    made = submit(
+        connection,
+        workspace_id=claim.workspace_id,
+        kind=child.kind,
+        lane=child.lane,
+        pool=child.pool,
+        payload=child.payload,
+        priority=child.priority,
+        delay=child.delay,
+        max_attempts=child.max_attempts,
+        unique_key=child.unique_key,
+        conversation_id=claim.conversation_id,
+        agent_id=claim.agent_id,
+        connection_id=claim.connection_id,
+        parent_id=claim.id,
+    )
+    if made is None:
+        made = int(
+            connection.execute(select(jobs.c.id).where(jobs.c.unique_key == child.unique_key)).scalar_one()
+        )
+    elif child.kind == TASK:
+        note = update(tasks).where(tasks.c.id == child.payload["task"], tasks.c.finished_at.is_(None))
+        connection.execute(note.values(job_id=made, tries=tasks.c.tries + 1))
+    return made
+
+
+def _unfinished(connection: Connection, ids: Collection[int]) -> set[int]:
+    query = select(jobs.c.id).where(jobs.c.id.in_(ids), in_state(*UNFINISHED))
+    return set(connection.execute(query).scalars())
+
+
+def children_of(connection: Connection, job_id: int) -> list[int]:
+    """The unfinished jobs that a job has made and nobody has asked to stop."""
+    query = select(jobs.c.id).where(
+        jobs.c.parent_id == job_id, in_state(*UNFINISHED), ~jobs.c.cancel_requested
+    )
+    return list(connection.execute(query.order_by(jobs.c.id)).scalars())
+
+
+def ready_parents(connection: Connection, parents: Collection[int]) -> bool:
+    """Ready the jobs that waited for a child which has ended. Returns whether there were any. Conversations locked."""
+    if not parents:
+        return False
+    rows = connection.execute(_READY_PARENTS, {"parents": sorted(parents)}).all()
+    _note_woken(connection, rows)
+    return bool(rows)
+
+
+def _note_woken(connection: Connection, rows: Sequence[Any]) -> None:
+    for row in rows:
+        log.record(
+            connection, "job.woken", row.workspace_id, job_id=row.id, seq=row.event_seq,
+            conversation_id=row.conversation_id, data={"by": "jobs"},
+        )  # fmt: skip
+
+
+_WAITS = in_state(JobState.WAITING) & (
+    (jobs.c.reason == FOR_ANY) | ((jobs.c.reason == FOR_ALL) & ~HAS_CHILDREN)
+)
+_READY = (
+    update(jobs)
+    .values(state=JobState.READY, run_at=now(), event_seq=jobs.c.event_seq + 1)
+    .returning(jobs.c.id, jobs.c.workspace_id, jobs.c.conversation_id, jobs.c.event_seq)
+)
+_READY_PARENTS = _READY.where(jobs.c.id.in_(bindparam("parents", expanding=True)), _WAITS)
+
+
+def forsaken(connection: Connection, limit: int) -> list[Any]:
+    """Jobs that wait for children of which none is left: nobody would ever ready them."""
+    query = (
+        select(jobs.c.id, jobs.c.conversation_id)
+        .where(in_state(JobState.WAITING), jobs.c.reason.in_((FOR_ALL, FOR_ANY)), ~HAS_CHILDREN)
+        .order_by(jobs.c.id)
+        .limit(limit)
+    )
+    return list(connection.execute(query).all())
+
+
+def close_tasks(connection: Connection, ended: Sequence[tuple[int, JobState, str]]) -> None:
+    """Close the tasks of jobs that ended without giving a result: job, state, reason."""
+    for job_id, state, reason in ended:
+        unfinished = (tasks.c.job_id == job_id) & tasks.c.finished_at.is_(None)
+        closed = {"state": ENDED[state], "reason": reason or "no_result", "finished_at": now()}
+        rows = connection.execute(update(tasks).where(unfinished).values(**closed).returning(*tasks.c)).all()
+        for row in rows:
+            record_task(connection, row)
+
+
+def record_task(connection: Connection, row: Any) -> None:
+    """Tell of a task's change, without anybody's words."""
+    facts = {
+        "task": row.id,
+        "goal": row.goal_id,
+        "job": row.job_id,
+        "parent": row.parent_job_id,
+        "number": row.number,
+        "kind": row.kind,
+        "state": row.state,
+        "reason": row.reason,
+    }
+    log.record(connection, "task.changed", row.workspace_id, conversation_id=row.conversation_id, data=facts)
