@@ -346,11 +346,23 @@ def _progress_mark(progress: Progress, account: ConnectionContext, place: Place,
 
 
 def _progress_body(progress: Progress, mark: str) -> str:
+    if progress.goal:
+        return _goal_body(progress, mark)
     doing = f", using `{progress.doing}`" if progress.doing else ""
     more = f" [See the run.]({progress.url})" if progress.url else ""
     state = f"⏸ Waiting for {progress.waits_for}" if progress.waits_for else "⏳ Working on it"
     line = f"{state}: step {progress.steps}{doing}, {_clock(progress.seconds)} so far.{more}"
     return "\n\n".join([line, *([_plan(progress)] if progress.plan else []), mark])
+
+
+def _goal_body(progress: Progress, mark: str) -> str:
+    """A goal as a checklist."""
+    state = f"⏸ Waiting for {progress.waits_for}" if progress.waits_for else "⏳ Working on it"
+    more = f" [See the goal.]({progress.url})" if progress.url else ""
+    line = f"{state}: {progress.steps} of {len(progress.plan)} tasks done, {_clock(progress.seconds)} so far.{more}"
+    steer = " · ".join(f"`/{COMMAND} {offer}`" for offer in progress.offers)
+    parts = [f"### Goal: {progress.goal}", line if progress.plan else "⏳ Making a plan.", _plan(progress)]
+    return "\n\n".join(part for part in (*parts, f"<sub>{steer}</sub>" if steer else "", mark) if part)
 
 
 MAX_FENCE = 100

@@ -29,6 +29,8 @@ class Spoken:
 
 
 NOT_AT_ALL = Spoken("")
+_LONG = frozenset({"goal"})
+"""Commands whose arguments are all that follows."""
 
 
 def spoken(text: str, handle: str) -> Spoken:
@@ -39,7 +41,10 @@ def spoken(text: str, handle: str) -> Spoken:
     name = re.escape(handle)
     command = re.search(rf"^[ \t]*/(?:{COMMAND}|{name})(?![\w-])[ \t]*([\w-]*)[ \t]*(.*)$", own, re.I | re.M)
     if command is not None:
-        return Spoken("command", command.group(1).lower(), command.group(2).strip())
+        name = command.group(1).lower()
+        # What is wanted of a goal may be longer than a line.
+        rest = own[command.start(2) :] if name in _LONG else command.group(2)
+        return Spoken("command", name, rest.replace("\x00", "").strip())
     # A team (@org/gofer, @gofer/team), an e-mail address or a longer name is somebody else.
     mention = rf"(?<![\w@/.`-])@{name}(?:\[bot\])?(?![\w/-]|\.\w)"
     return Spoken("mention") if re.search(mention, own, re.I) else NOT_AT_ALL

@@ -65,7 +65,7 @@ def where(message: Payload) -> Place | None:
 
 STOP = "stop"
 _ANSWER = re.compile(r"q:([A-Za-z0-9_-]{1,50}):([0-9]{1,2})")
-_OFFER = re.compile(r"c:(agent|model) (\S{1,60})")
+_OFFER = re.compile(r"c:(agent|model|goal) (\S{1,60}|[a-z]{1,10} goal_[a-z0-9]{1,20})")
 LABEL_LIMIT = 60
 DATA_LIMIT = 64
 """Bytes of callback data."""
@@ -89,17 +89,23 @@ def choices_keyboard(question: str, choices: tuple[str, ...]) -> dict[str, Any] 
     return {"inline_keyboard": [buttons] if in_one_row else [[button] for button in buttons]}
 
 
-def offers_keyboard(offers: Any) -> dict[str, Any] | None:
-    """A button for each offered command that fits the callback data, two to a row."""
+def offers_keyboard(offers: Any, words: int = 0) -> dict[str, Any] | None:
+    """A button for each offered command that fits the callback data, two to a row; with so many of its arguments on
+    it, or all."""
     found = [str(offer) for offer in offers] if isinstance(offers, list) else []
     buttons = [
-        {"text": offer.partition(" ")[2][:LABEL_LIMIT], "callback_data": f"c:{offer}"}
+        {"text": _label(offer, words), "callback_data": f"c:{offer}"}
         for offer in found
         if offer.partition(" ")[2].strip() and len(f"c:{offer}".encode()) <= DATA_LIMIT
     ]
     return (
         {"inline_keyboard": [buttons[at : at + 2] for at in range(0, len(buttons), 2)]} if buttons else None
     )
+
+
+def _label(offer: str, words: int) -> str:
+    arguments = offer.partition(" ")[2]
+    return (" ".join(arguments.split()[:words]).capitalize() if words else arguments)[:LABEL_LIMIT]
 
 
 def offered(data: str) -> tuple[str, str]:

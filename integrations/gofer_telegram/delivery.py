@@ -155,6 +155,8 @@ async def show_progress(conversation: str, progress: Progress, shown: str, clien
     """Show typing, then the words of the answer as they come. Once it takes long, keep one silent message with a Stop
     button up to date. In private a draft shows the words: it disappears by itself."""
     place = place_of(conversation)
+    if progress.goal:
+        return await _show_goal(place, progress, shown, client)
     with contextlib.suppress(Rejected, Temporary):
         await client.call("sendChatAction", **place.acting, action="typing")
     late = bool(shown) or progress.seconds >= client.settings.progress_after
@@ -170,6 +172,29 @@ async def show_progress(conversation: str, progress: Progress, shown: str, clien
         return f"{place.chat}:{sent['message_id']}"
     await _unless_gone("editMessageText", shown, client, **content)
     return shown
+
+
+async def _show_goal(place: Place, progress: Progress, shown: str, client: Client) -> str:
+    """Keep one message with a goal's plan up to date, with buttons to steer it. The first one notifies nobody."""
+    buttons = offers_keyboard(list(progress.offers), words=1)
+    content: dict[str, Any] = {"text": _goal_text(progress), "reply_markup": buttons}
+    if not shown:
+        sent = await client.call("sendMessage", **place.sending, **content, disable_notification=True)
+        return f"{place.chat}:{sent['message_id']}"
+    await _unless_gone("editMessageText", shown, client, **content)
+    return shown
+
+
+GOAL_MARKS = {"done": "✅", "doing": "▶️", "open": "▫️", "dropped": "✖️"}
+
+
+def _goal_text(progress: Progress) -> str:
+    state = "working" if progress.plan else "planning"
+    if progress.waits_for:
+        state = f"waiting for {progress.waits_for}"
+    lines = [f"{GOAL_MARKS[item.state]} {item.text[:120]}" for item in progress.plan]
+    more = [progress.url] if progress.url else []
+    return "\n".join([f"🎯 {progress.goal}", f"({state})", *lines, *more])[:LIMIT]
 
 
 async def _draft(place: Place, progress: Progress, words: str, client: Client) -> bool:

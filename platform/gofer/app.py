@@ -29,6 +29,7 @@ from gofer.connections.health import watch
 from gofer.connections.inflow import CATCH_UP, POLL, SET_UP, ensure_catch_up, ensure_inflow
 from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import GoferError
+from gofer.goals.handler import GoalDriver, goal_apology
 from gofer.intake.admit import Admitter, StrangerLimit
 from gofer.intake.polling import Poller
 from gofer.intake.receive import Gate, Intake, Refusals
@@ -39,6 +40,7 @@ from gofer.jobs.kinds import (
     ANSWER,
     APPROVAL,
     DELIVER,
+    GOAL,
     POST,
     PROPOSAL,
     RECEPTION,
@@ -57,7 +59,7 @@ from gofer.jobs.notifications import (
     RedisSignals,
     Signals,
 )
-from gofer.jobs.outcome import Outcome
+from gofer.jobs.outcome import Draft, Outcome
 from gofer.jobs.queue import AGENT, SERVICE, Claim, count_waiting
 from gofer.jobs.worker import Capacity, Run, Worker
 from gofer.live import Live, SharedLive
@@ -485,6 +487,16 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         redactor=platform.redactor,
         agents=AgentFiles.of(settings),
     )
+    driver = GoalDriver(
+        settings=settings,
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        redactor=platform.redactor,
+        signals=platform.signals,
+        agents=AgentFiles.of(settings),
+        show=progress.goal_changed,
+    )
     proposals = Proposals(
         database=database, vault=vault, accounts=platform.accounts, directory=settings.data_dir / "agents"
     )
@@ -501,6 +513,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
             DELIVER: outbox.handle,
             SAY: scheduled.handle,
             PROPOSAL: proposals.handle,
+            GOAL: driver.handle,
             POST: posts.handle,
             RELEASE_BUILD: partial(_build_release, platform),
             RELEASE_QUESTION: partial(_handle_release, platform, "ask"),
@@ -510,7 +523,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
             SET_UP: poller.set_up,
             MEMORY: MemoryManager(database, vault).handle,
         },
-        apology=apology,
+        apology=_apology,
         capacity=Capacity(
             slots={AGENT: settings.slots, SERVICE: SERVICE_SLOTS},
             lease=settings.lease,
@@ -520,6 +533,11 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
             keep_finished=settings.keep_finished,
         ),
     )
+
+
+def _apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, ...]:
+    """The words for a job that ends without an answer: a goal's, or an agent's."""
+    return (goal_apology if claim.kind == GOAL else apology)(connection, claim, reason)
 
 
 class Observers(RunObserver):

@@ -135,6 +135,18 @@ class Settings(BaseSettings):
         default=True,
         description="Show an agent what memory has to say when a run begins, in at most 600 tokens.",
     )
+    max_goals: int = Field(
+        default=32, ge=1, le=1000, description="Goals of one agent that may be under way at once."
+    )
+    goal_parallel: int = Field(
+        default=2, ge=1, le=20, description="Tasks of one goal that may run side by side."
+    )
+    goal_dollars: float = Field(
+        default=5, gt=0, description="Dollars a goal may cost before it asks whether to go on."
+    )
+    goal_approval: bool = Field(
+        default=False, description="Whether an owner has to approve a goal's plan before work on it begins."
+    )
     anthropic_key: str = Field(
         default="",
         repr=False,

@@ -375,6 +375,90 @@ class Reindexing(Shape):
     scopes: int
 
 
+class Goal(Shape):
+    """Something that a person wants: planned, done by tasks, and reported once."""
+
+    id: str
+    state: str
+    """planning, active, blocked, paused, done, failed or cancelled."""
+    reason: str
+    text: str
+    """What is wanted; empty when its conversation is purged."""
+    agent: str
+    asked_by: str
+    conversation_id: str
+    connection_id: str | None
+    message_seq: int | None
+    job_id: int | None
+    """The job that drives it."""
+    tasks_done: int
+    task_count: int
+    spent: float
+    """Dollars, as of the last task's end."""
+    budget: float | None
+    replans: int
+    narrowed: bool
+    """A task has read strangers' text."""
+    needs_approval: bool
+    until: float | None
+    created_at: float
+    changed_at: float
+    finished_at: float | None
+
+
+class Goals(Shape):
+    """Goals, newest first."""
+
+    goals: list[Goal]
+    next: str | None
+
+
+class GoalTask(Shape):
+    """A task of a goal; kinds plan and report are runs of its planner and of whoever writes its report."""
+
+    id: str
+    number: int
+    kind: str
+    state: str
+    """queued, running, done, failed, blocked or dropped."""
+    reason: str
+    title: str
+    needs: list[int]
+    summary: str
+    open_points: list[str]
+    question: str
+    job_id: int | None
+    tries: int
+    cost: float
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+
+
+class GoalWord(Shape):
+    """Something that somebody said about a goal."""
+
+    by: str
+    trust: str
+    text: str
+
+
+class GoalInFull(Goal):
+    """A goal with its tasks, and what was said about it."""
+
+    reply: str
+    """What the planner said with its last plan."""
+    tasks: list[GoalTask]
+    words: list[GoalWord]
+
+
+class GoalSteered(Shape):
+    """A goal's state after somebody changed it; `told` or `answered` when something was said about it."""
+
+    id: str
+    state: str
+
+
 class Purged(Shape):
     """What a purge removed."""
 

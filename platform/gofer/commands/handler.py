@@ -19,6 +19,7 @@ from sqlalchemy import Connection, select, update
 from gofer.agent.models.catalogue import Catalogue
 from gofer.agent.prices import load_prices
 from gofer.commands.answers import CommandRequest, answer_to
+from gofer.commands.goals import GOAL_COMMANDS, answer_goal
 from gofer.commands.memory import MEMORY_COMMANDS, answer_memory
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.errors import ConfigError, Conflict, Forbidden, GoferError, NotFound, Temporary
@@ -267,9 +268,10 @@ class CommandHandler:
         if message.command == "stop" and claim.payload.get("stopped"):
             # What is stopped says so itself.
             return Done()
-        if not known:
+        if not known and not (message.private and message.command == "goal"):
             return Done()
-        return await self._say(claim, read, connected, await self._words(claim, read))
+        words = await self._words(claim, read)
+        return await self._say(claim, read, connected, words) if words else Done()
 
     async def _words(self, claim: Claim, read: StoredMessage) -> str:
         if claim.payload.get("unheard"):
@@ -282,6 +284,8 @@ class CommandHandler:
             return FRESH
         if read.message.command == "link":
             return await self._new_link(claim, read)
+        if read.message.command in GOAL_COMMANDS:
+            return await self._goal(claim, read)
         if read.message.command in MEMORY_COMMANDS:
             return await answer_memory(self._database, self._vault, self._recall, claim, read)
         if read.message.command in ("agent", "model") and read.message.arguments.strip():
@@ -297,6 +301,11 @@ class CommandHandler:
             auto=(await self._keys.catalogue(claim.workspace_id)).resolve(DEFAULT_MODEL),
         )
         return await self._database.read(partial(answer_to, asking=asking))
+
+    async def _goal(self, claim: Claim, read: StoredMessage) -> str:
+        said = await answer_goal(self._database, self._vault, self._settings, claim, read)
+        self._signals.wake(JOBS)
+        return said
 
     async def _switch(self, claim: Claim, read: StoredMessage) -> str:
         if read.trust is not Trust.OWNER:
@@ -356,6 +365,8 @@ class CommandHandler:
             outcome = STOPPING if claim.payload.get("stopped") else NOTHING_TO_STOP
         elif message.command in ("agent", "model") and message.arguments.strip():
             outcome = await self._switch(claim, read)
+        elif message.command == "goal":
+            outcome = await self._goal(claim, read)
         elif not message.answers:
             outcome = GONE
         else:

@@ -5,6 +5,7 @@ Part of the one transaction of intake, whose caller holds the conversation's loc
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def wake(connection: Connection, arrival: Arrival, message: Incoming, conversati
         return True
     via = arrival.connection_id
     answering = 0
-    for route in _matching_routes(connection, arrival, message, conversation_id):
+    for route in _matching_routes(connection, arrival.workspace_id, via, message, conversation_id):
         participant_id = route.participant_id or _take_part(connection, conversation_id, route, seq)
         if message.addressed:
             answering += 1
@@ -86,19 +87,19 @@ _TOLD_UNHEARD = (
 
 
 def _matching_routes(
-    connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str
+    connection: Connection, workspace_id: str, connection_id: str, message: Incoming, conversation_id: str
 ) -> Iterable[Any]:
     """The routes by which agents hear a message, each agent once; who is meant or chosen needs no route.
 
     One agent answers what is addressed to an agent: the one whose route fits first. Routes that say `also` add theirs.
     Talk that is not addressed is heard by everybody who could be asked about it.
     """
-    here = {"workspace": arrival.workspace_id, "conversation": conversation_id}
+    here = {"workspace": workspace_id, "conversation": conversation_id}
     if message.agent:
         meant = _meant(connection, {**here, "called": message.agent})
         if meant:
             return meant
-    found = fast_sql.fetch(connection, _ROUTES, {**here, "via": arrival.connection_id})
+    found = fast_sql.fetch(connection, _ROUTES, {**here, "via": connection_id})
     routed = [row for row in found if row_macs.fits_as_before(connection, routes, row)]
     chosen = routed[0].chosen if routed else connection.execute(_CHOSEN, here).scalar()
     if chosen is not None:
@@ -107,6 +108,29 @@ def _matching_routes(
     if message.usual_agent and (usual := _meant(connection, {**here, "called": message.usual_agent})):
         return usual
     return _chosen_routes(routed, message)
+
+
+def answering_agents(
+    connection: Connection,
+    message: Incoming,
+    *,
+    workspace_id: str,
+    connection_id: str,
+    conversation_id: str,
+    seq: int,
+) -> list[tuple[str, str]]:
+    """The agents that would answer a message if it were meant for an agent: their ids, and their ids as participants,
+    which they become. One where an owner chose one or a single route fits. The caller holds the conversation's lock."""
+    found: list[Any] = []
+    for trigger in (message.trigger, "any"):
+        asked = dataclasses.replace(message, addressed=True, trigger=trigger)
+        found = found or list(
+            _matching_routes(connection, workspace_id, connection_id, asked, conversation_id)
+        )
+    return [
+        (route.agent_id, route.participant_id or _take_part(connection, conversation_id, route, seq))
+        for route in found
+    ]
 
 
 def _meant(connection: Connection, called: dict[str, str]) -> list[Any]:

@@ -233,6 +233,10 @@ class Progress:
     """`Incoming.stable_id` of the place."""
     waits_for: str = ""
     """What it waits for, while no worker has it or while its model is slow to start."""
+    goal: str = ""
+    """What is wanted, when it is a goal: `plan` then has its tasks. Show it at once, and keep it until it is over."""
+    offers: tuple[str, ...] = ()
+    """Commands with arguments to show as buttons, such as `goal pause goal_k3v9`."""
     words: str = ""
     """The model's text of this turn so far, when the integration has `words_every`. Secrets are masked, and mentions
     and commands are defused. Show it only until the answer is placed."""
@@ -290,6 +294,10 @@ COMMANDS = (
     Command("agent", "Who hears this conversation; an owner can choose another", "[name]"),
     Command("model", "Which model answers; an owner can choose another", "[provider/model]"),
     Command("settings", "How this conversation is set up"),
+    Command(
+        "goal", "Plan something larger, do it and report; or steer a goal", "[what, or pause|resume|cancel]"
+    ),
+    Command("goals", "The goals of this conversation, and how far they are"),
     Command("remember", "Remember something; an owner adds `everybody:` for all I talk to", "[what]"),
     Command("forget", "Forget something I remember, by its id", "[mem_…]"),
     Command("memory", "What I remember here, or what fits some words", "[words]"),

@@ -19,27 +19,30 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.errors import NotFound
 from gofer.integration import Incoming, PlanItem, Progress
-from gofer.jobs.kinds import ANSWER
+from gofer.jobs.kinds import ANSWER, GOAL
 from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import ended_questions
 from gofer.sanitize import defuse
 from gofer.store.database import Database
 from gofer.store.db_time import now
-from gofer.store.encryption import conversation_key
+from gofer.store.encryption import conversation_key, unseal
 from gofer.store.events import open_words
 from gofer.store.messages import StoredMessage
 from gofer.store.tables import (
+    LIVE,
     JobState,
     Trust,
     attempts,
     bindings,
     events,
+    goals,
     in_state,
     jobs,
     messages,
     showings,
     spends,
+    tasks,
 )
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
@@ -97,6 +100,7 @@ class ProgressUpdater:
         self._accounts = accounts
         self._telling = telling
         self._companions: dict[int, Companion] = {}
+        self._goals: dict[int, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -146,6 +150,28 @@ class ProgressUpdater:
         if (well := _ended_well(claim, outcome)) is not None:
             self._spawn(self._finish(companion, well))
 
+    def goal_changed(self, claim: Claim, over: bool) -> None:
+        """A goal is further than before, or over: show it where it was asked for. Never blocks or raises."""
+        self._spawn(self._show_goal(claim.id, over))
+
+    async def _show_goal(self, job_id: int, over: bool) -> None:
+        # One after the other, and each reads how far the goal is by then: the last one shows the newest.
+        async with self._goals.setdefault(job_id, asyncio.Lock()):
+            place = await self._database.read(partial(_goal_place, job_id=job_id))
+            if place is None:
+                return
+            connected = await self._accounts.get(place.connection_id)
+            if not connected.integration.progress_every:
+                return
+            shown = await self._database.read(partial(_shown, job_id=job_id))
+            if not over:
+                progress = await self._database.read(partial(self._telling.progress, job_id=job_id))
+                await self._put(connected, job_id, place.ref, progress, shown)
+            elif shown:
+                await self._clear(connected, job_id, place.ref, shown)
+        if over:
+            self._goals.pop(job_id, None)
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._quietly(work))
         self._tasks.add(task)
@@ -192,17 +218,17 @@ class ProgressUpdater:
                 words=companion.words,
             )
         )
-        new = await connected.integration.show_progress(companion.ref, progress, shown, connected.account)
+        return await self._put(connected, companion.claim.id, companion.ref, progress, shown)
+
+    async def _put(
+        self, connected: LoadedConnection, job_id: int, ref: str, progress: Progress, shown: str
+    ) -> str:
+        """Show progress, and keep what shows it, so that whoever ends the job can remove it."""
+        new = await connected.integration.show_progress(ref, progress, shown, connected.account)
         if new and new != shown:
-            await self._database.write(
-                partial(
-                    _keep,
-                    job_id=companion.claim.id,
-                    connection_id=companion.connection_id,
-                    ref=companion.ref,
-                    external_id=new,
-                )
-            )
+            via = connected.account.id
+            keep = partial(_keep, job_id=job_id, connection_id=via, ref=ref, external_id=new)
+            await self._database.write(keep)
         return new
 
     async def _clear(self, connected: LoadedConnection, job_id: int, ref: str, shown: str) -> None:
@@ -284,7 +310,9 @@ def _forget(connection: Connection, job_id: int) -> None:
 
 def _left_behind(connection: Connection) -> list[Any]:
     query = select(showings).join(jobs, jobs.c.id == showings.c.job_id)
-    return list(connection.execute(query.where(~in_state(JobState.RUNNING))).all())
+    # A goal stays on show while its job waits for tasks and answers.
+    at_work = in_state(JobState.RUNNING) | ((jobs.c.kind == GOAL) & in_state(*LIVE))
+    return list(connection.execute(query.where(~at_work)).all())
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +325,8 @@ class RunSummary:
 
     def progress(self, connection: Connection, job_id: int, waits_for: str = "", words: str = "") -> Progress:
         """How one run is getting on."""
+        if (goal := _goal_of(connection, job_id)) is not None:
+            return self._goal_progress(connection, goal)
         steps, doing = _steps(connection, job_id)
         message, lasting = _began_with(connection, job_id)
         return Progress(
@@ -315,6 +345,82 @@ class RunSummary:
             cost=_cost(connection, job_id),
             url=f"{self.public_url.rstrip('/')}/runs/{job_id}" if self.public_url else "",
         )
+
+    def _goal_progress(self, connection: Connection, goal: Any) -> Progress:
+        """How far a goal is."""
+        key = conversation_key(connection, self.vault, goal.conversation_id)
+        asked = unseal(key, goal.sealed, "goal", goal.id)
+        steps = connection.execute(_STEPS, {"goal": goal.id}).all()
+        lasting = connection.execute(_LASTING, {"job": goal.job_id}).scalar() or ""
+        paused = goal.state == "paused"
+        waits_for = "somebody to resume it" if paused else "an answer" if goal.state == "blocked" else ""
+        over = goal.finished_at is not None
+        return Progress(
+            seconds=max(0.0, (goal.finished_at or goal.current) - goal.created_at),
+            steps=sum(step.state == "done" for step in steps),
+            message=asked["external_id"],
+            stable_id=lasting,
+            waits_for=waits_for,
+            goal=defuse(self.redactor.redact(" ".join(asked["text"].split())[:MAX_GOAL])),
+            offers=()
+            if over
+            else (f"goal {'resume' if paused else 'pause'} {goal.id}", f"goal cancel {goal.id}"),
+            plan=tuple(
+                PlanItem(
+                    defuse(self.redactor.redact(str(unseal(key, step.sealed, "task", step.id)["title"]))),
+                    "doing"
+                    if step.state == "queued" and step.job_id is not None
+                    else STEP_STATES[step.state],
+                )
+                for step in steps
+            ),
+            cost=goal.cost / MICROS,
+            url=f"{self.public_url.rstrip('/')}/goals/{goal.id}" if self.public_url else "",
+        )
+
+
+MAX_GOAL = 200
+"""Characters of what is wanted that are shown with its progress."""
+STEP_STATES: dict[str, Any] = {
+    "queued": "open",
+    "running": "doing",
+    "done": "done",
+    "failed": "dropped",
+    "blocked": "open",
+    "dropped": "dropped",
+}
+
+
+def _goal_of(connection: Connection, job_id: int) -> Any:
+    """The goal that a job drives, unless it was purged."""
+    return connection.execute(_GOAL, {"job": job_id}).first()
+
+
+_COST_OF_GOAL = (
+    select(func.coalesce(func.sum(spends.c.micros), 0))
+    .where(spends.c.goal_id == goals.c.id)
+    .scalar_subquery()
+)
+_GOAL = select(goals, now().label("current"), _COST_OF_GOAL.label("cost")).where(
+    goals.c.job_id == bindparam("job"), goals.c.sealed.is_not(None)
+)
+_STEPS = (
+    select(tasks)
+    .where(tasks.c.goal_id == bindparam("goal"), tasks.c.number > 0, tasks.c.sealed.is_not(None))
+    .order_by(tasks.c.number)
+)
+_GOAL_PLACE = (
+    select(bindings.c.connection_id, bindings.c.ref, bindings.c.lasting)
+    .join(goals, goals.c.conversation_id == bindings.c.conversation_id)
+    .where(goals.c.job_id == bindparam("job"), bindings.c.connection_id == goals.c.connection_id)
+    .order_by(bindings.c.id)
+    .limit(1)
+)
+_LASTING = _GOAL_PLACE.with_only_columns(bindings.c.lasting)
+
+
+def _goal_place(connection: Connection, job_id: int) -> Any:
+    return connection.execute(_GOAL_PLACE, {"job": job_id}).first()
 
 
 def _began_with(connection: Connection, job_id: int) -> tuple[str, str]:

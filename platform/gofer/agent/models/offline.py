@@ -1,8 +1,8 @@
 """The offline model: no key, no network, no guessing. It runs what it is told to run, and says what it is.
 
 A line that begins with `$`, in a message of an owner or member that is meant for it, is a command for the shell.
-`$tool NAME {json}` calls any tool. Everything else is answered with what this is and how to add a real model. It
-never stands in for a model that failed.
+`$tool NAME {json}` calls any tool. Asked to plan a goal, it makes a task of each such line. Everything else is answered
+with what this is and how to add a real model. It never stands in for a model that failed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ WHAT_IT_IS = (
     "To have a real model, give Gofer a key: on its Welcome page, by `gofer secrets put anthropic_key`, or in "
     "`GOFER_ANTHROPIC_KEY`. The page about models in the docs has the rest, local models included."
 )
+PLAN = "submit_plan"
+"""The tool that ends the planning of a goal."""
+MAX_PLANNED = 20
 _TOOL = re.compile(r"tool\s++([a-z0-9_-]{1,64})\s*+(\{.*\})?+\s*+")
 
 
@@ -45,10 +48,35 @@ class Offline:
         messages = request.messages
         malformed: dict[str, str] = {}
         calls = list(_calls(messages[-1], len(messages), malformed)) if request.use_tools else []
+        if any(tool.name == PLAN for tool in request.tools):
+            calls = [_plan(messages, malformed)] if len(messages) == 1 and _planned_lines(messages) else []
         if calls:
             return Turn(calls, "tool_use", Usage(), self.name, message_id=None, malformed=malformed)
         block: Block = {"type": "text", "text": _report(messages) or WHAT_IT_IS}
         return Turn([block], "end", Usage(), self.name, message_id=None)
+
+
+def _planned_lines(messages: tuple[ModelMessage, ...]) -> list[str]:
+    """The commands of a goal, which is quoted in what the planner is asked."""
+    said = [
+        meant(block)
+        for message in messages
+        for block in message["content"]
+        if _may_order(block.get("origin"))
+    ]
+    return [line[2:].strip() for text in said for line in text.splitlines() if line.startswith("> $")]
+
+
+def _plan(messages: tuple[ModelMessage, ...], malformed: dict[str, str]) -> Block:
+    """One task for each command, one after the other; nothing more once the goal has been planned."""
+    begun = any("The tasks so far:" in meant(block) for block in messages[0]["content"])
+    lines = [] if begun else _planned_lines(messages)[:MAX_PLANNED]
+    tasks = [
+        {"title": line[:100], "kind": "execution", "instructions": line, "needs": [number] if number else []}
+        for number, line in enumerate(lines)
+    ]
+    plan = {"reply": f"{LABEL} One task for each command.", "tasks": tasks, "keep": [], "remember": []}
+    return call_block("offline_plan", PLAN, json.dumps(plan), malformed)
 
 
 def _calls(message: ModelMessage, position: int, malformed: dict[str, str]) -> Iterator[Block]:

@@ -57,14 +57,39 @@ async def begin(request: Request) -> Response:
     """Say something in a new conversation of one's own."""
     platform, given = platform_of(request), await parse_body(request, FirstMessage)
     visitor = await _speaker(platform, visitor_of(request))
+    agent = await _chosen_agent(request, given.agent)
+    room_id = await _new_room(platform, visitor)
+    return await _say(request, visitor, room_id, given.text, agent)
+
+
+async def say_in_room(request: Request, text: str, *, room_id: str, agent: str) -> tuple[Visitor, str, int]:
+    """Say something in a conversation of one's own, or in a new one; returns who said it, where, and its number.
+    Raises Conflict when it was not kept as a message."""
+    platform = platform_of(request)
+    visitor = await _speaker(platform, visitor_of(request))
+    agent = await _chosen_agent(request, agent)
+    room_id = room_id or await _new_room(platform, visitor)
+    room = await platform.database.read(partial(_room, conversation_id=room_id, member_id=visitor.member_id))
+    taken = await take(platform, visitor, room, ChatPost(id=_mark(request), text=text, agent=agent))
+    if taken.seq is None:
+        raise Conflict("It was not taken as a message.")
+    return visitor, taken.conversation_id or room_id, taken.seq
+
+
+async def _chosen_agent(request: Request, wanted: str) -> str:
+    """The agent that is to answer; a bound token's own. Raises NotFound."""
     bound = visitor_of(request).agent
-    if bound and given.agent not in ("", bound):
-        raise _no_agent(given.agent)
-    given.agent = given.agent or bound
-    if given.agent and given.agent not in await choosable(platform):
-        raise _no_agent(given.agent)
+    if bound and wanted not in ("", bound):
+        raise _no_agent(wanted)
+    agent = wanted or bound
+    if agent and agent not in await choosable(platform_of(request)):
+        raise _no_agent(agent)
+    return agent
+
+
+async def _new_room(platform: Platform, visitor: Visitor) -> str:
     connection = await web_connection(platform)
-    room_id = await platform.database.write(
+    return await platform.database.write(
         partial(
             open_room,
             vault=platform.vault,
@@ -72,7 +97,6 @@ async def begin(request: Request) -> Response:
             member_id=visitor.member_id,
         )
     )
-    return await _say(request, visitor, room_id, given.text, given.agent)
 
 
 def _no_agent(name: str) -> NotFound:

@@ -24,11 +24,13 @@ from gofer.store.tables import (
     ReplyState,
     bindings,
     events,
+    goals,
     in_state,
     jobs,
     messages,
     questions,
     replies,
+    tasks,
 )
 from gofer.vault.envelope import DataKey, Vault
 from gofer.vault.redaction import Redactor
@@ -77,6 +79,7 @@ class _Changed:
     """Jobs whose steps have changed …"""
     asking: set[int] = field(default_factory=set)
     """… and those whose questions have."""
+    goals: set[str] = field(default_factory=set)
 
 
 class Reader:
@@ -98,7 +101,8 @@ class Reader:
         until = self._at(before)
         answers = self._replies(replies.c.created_at >= since, replies.c.created_at < until)
         done = [step for step in self._steps(self._jobs(since, until)) if since <= step["at"] < until]
-        items = sorted([*said, *answers, *done], key=lambda item: item["place"])
+        wanted = [card for card in self._goals() if since <= card["at"] < until]
+        items = sorted([*said, *answers, *done, *wanted], key=lambda item: item["place"])
         return Timeline(items, cursor, self._at_work(), earlier)
 
     def now(self) -> Timeline:
@@ -113,6 +117,7 @@ class Reader:
         changed = _changes(rows)
         items = [*self._said(messages.c.seq.in_(changed.seqs)), *self._steps(changed.jobs)]
         items += self._replies(replies.c.id.in_(changed.replies) | replies.c.job_id.in_(changed.asking))
+        items += self._goals(goals.c.id.in_(changed.goals)) if changed.goals else []
         items.sort(key=lambda item: item["place"])
         return Timeline(items, Cursor(rows[-1].tx, rows[-1].id), self._at_work())
 
@@ -186,7 +191,9 @@ class Reader:
             select(messages)
             .where(messages.c.conversation_id == self._conversation_id, messages.c.connection_id.is_not(None))
             .where(
-                messages.c.event.in_(("message", "command", SCHEDULE)), messages.c.sealed.is_not(None), *where
+                messages.c.event.in_(("message", "command", "goal", SCHEDULE)),
+                messages.c.sealed.is_not(None),
+                *where,
             )
             .order_by(messages.c.seq.desc())
             .limit(limit)
@@ -275,6 +282,35 @@ class Reader:
             found += steps_of(self._key, job_id, rows, self._redactor)
         return found
 
+    # What is wanted.
+
+    def _goals(self, *where: Any) -> list[dict[str, Any]]:
+        """One card for each goal, with its plan as it is now."""
+        query = select(goals).where(
+            goals.c.conversation_id == self._conversation_id, goals.c.sealed.is_not(None)
+        )
+        return [self._goal(row) for row in self._connection.execute(query.where(*where)).all()]
+
+    def _goal(self, row: Any) -> dict[str, Any]:
+        query = select(tasks).where(
+            tasks.c.goal_id == row.id, tasks.c.number > 0, tasks.c.sealed.is_not(None)
+        )
+        steps = self._connection.execute(query.order_by(tasks.c.number)).all()
+        marks = {"done": "✓", "running": "▸", "failed": "✗", "blocked": "?", "dropped": "–"}
+        lines = [
+            f"{marks.get(step.state, '·')} {step.number}. {unseal(self._key, step.sealed, 'task', step.id)['title']}"
+            for step in steps
+        ]
+        text = "\n".join([f"Goal, {row.state}: /goals/{row.id}", *lines])
+        return {
+            "id": f"goal-{row.id}",
+            "kind": "aside",
+            "at": row.created_at,
+            "place": f"{row.created_at:017.6f}.1.{row.job_id or 0:012d}.000",
+            "job": row.job_id,
+            "text": self._redactor.redact(text),
+        }
+
 
 def settled(connection: Connection) -> Any:
     """On Postgres, only what no open transaction can still put something before."""
@@ -299,6 +335,8 @@ def _changes(rows: Iterable[Any]) -> _Changed:
             changed.jobs.add(row.job_id)
         elif row.kind in _BY_JOB and row.job_id is not None:
             changed.asking.add(row.job_id)
+        elif row.kind.startswith(("goal.", "task.")) and row.data.get("goal"):
+            changed.goals.add(str(row.data["goal"]))
     return changed
 
 

@@ -23,6 +23,7 @@ from gofer.web.dashboard.endpoints import page
 from gofer.web.dashboard.render import platform_of, render
 from gofer.web.queries import agent_names, rows
 from gofer.web.queries.costs import total_cost
+from gofer.web.queries.goals import under_way
 from gofer.web.queries.questions import list_questions
 from gofer.web.titles import with_titles
 
@@ -45,6 +46,7 @@ async def show(request: Request) -> Response:
     )
     for name in ("running", "dead", "early", "unheard"):
         found[name] = await with_titles(platform, found[name])
+    found["goals"] = platform.redactor.redact_value(found["goals"])
     connections = await checks.connections()
     turned_away = sum(platform.refusals.counts.values())
     return render(request, "overview.html", **found, connections=connections, turned_away=turned_away)
@@ -61,6 +63,7 @@ def read(connection: Connection, vault: Vault, timezone: str, owner: bool) -> di
         "early": _ended_early(connection),
         "questions": list_questions(connection, vault, owner=owner, limit=MAX_LISTED),
         "unheard": _unheard(connection),
+        "goals": under_way(connection, vault, MAX_LISTED),
         "spent": total_cost(connection, spends.c.day == today(connection, timezone)),
         "agents": agent_names(connection),
         "refused_rows": refused_lately(connection),

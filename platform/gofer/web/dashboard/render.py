@@ -38,6 +38,7 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, Role], ...]], ...] = (
         "Work",
         (
             ("Runs", "/runs", "viewer"),
+            ("Goals", "/goals", "viewer"),
             ("Conversations", "/conversations", "viewer"),
             ("Inbox", "/inbox", "viewer"),
             ("Shells", "/shells", "viewer"),

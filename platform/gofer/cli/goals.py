@@ -1,0 +1,164 @@
+"""`gofer goals`: what agents work on in several steps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from gofer.cli.client import call
+from gofer.cli.output import AsJson, ago, plain, show, table
+
+app = typer.Typer(help="Goals: larger things that are planned, done and reported.", no_args_is_help=True,
+                  rich_markup_mode=None)  # fmt: skip
+Id = Annotated[str, typer.Argument(help="The goal's id.", show_default=False)]
+
+
+@app.command("list")
+def list_all(
+    state: Annotated[
+        str, typer.Option(help="planning, active, blocked, paused, done, failed or cancelled.")
+    ] = "",
+    conversation: Annotated[str, typer.Option(help="Only those of one conversation, by its id.")] = "",
+    limit: Annotated[int, typer.Option(help="How many at most.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List goals, the newest first.
+
+    \b
+    gofer goals list
+    gofer goals list --state blocked
+    """
+    asked = {"state": state, "conversation": conversation, "limit": limit}
+    found = call("GET", "/goals", params=asked)
+    rows = [
+        (
+            each["id"],
+            each["state"],
+            f"{each['tasks_done']}/{each['task_count']}",
+            f"${each['spent']:.4f}",
+            ago(each["created_at"]),
+            _first_line(each["text"]),
+        )
+        for each in found["goals"]
+    ]
+    columns = ("goal", "state", "tasks", "cost", "asked", "what")
+    show(
+        found,
+        as_json,
+        lambda: table(columns, rows, empty="No goals. Make one: gofer goals add 'what you want'"),
+    )
+
+
+@app.command("show")
+def show_one(goal: Id, as_json: AsJson = False) -> None:
+    """Show a goal with its tasks.
+
+    \b
+    gofer goals show goal_k3v9
+    """
+    found = call("GET", f"/goals/{goal}")
+
+    def shown() -> None:
+        why = f" ({found['reason']})" if found["reason"] else ""
+        print(
+            f"{found['id']}, {found['state']}{why}, ${found['spent']:.4f}, asked by {plain(found['asked_by'])}"
+        )
+        print(plain(found["text"]))
+        rows = [
+            (each["number"] or "–", each["kind"], each["state"], each["job_id"] or "–", _what(each))
+            for each in found["tasks"]
+        ]
+        print()
+        table(("task", "kind", "state", "job", "what"), rows, empty="No plan yet.")
+
+    show(found, as_json, shown)
+
+
+@app.command()
+def add(
+    text: Annotated[str, typer.Argument(help="What is wanted.", show_default=False)],
+    conversation: Annotated[
+        str, typer.Option(help="A conversation of yours in the web chat; else a new one.")
+    ] = "",
+    agent: Annotated[str, typer.Option(help="Who should take it.")] = "",
+    dollars: Annotated[float | None, typer.Option(help="What it may cost before it asks.")] = None,
+    approval: Annotated[bool | None, typer.Option(help="Whether an owner has to approve the plan.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have something larger planned, done and reported.
+
+    \b
+    gofer goals add 'Compare the three printers and order the best one'
+    """
+    wish: dict[str, Any] = {"text": text, "conversation": conversation, "agent": agent}
+    wish |= {} if dollars is None else {"dollars": dollars}
+    wish |= {} if approval is None else {"approval": approval}
+    made = call("POST", "/goals", json=wish)
+    show(made, as_json, lambda: print(f"Made {made['id']}. See how far it is: gofer goals show {made['id']}"))
+
+
+@app.command()
+def pause(goal: Id, as_json: AsJson = False) -> None:
+    """Begin nothing more of a goal; what runs goes on to its end.
+
+    \b
+    gofer goals pause goal_k3v9
+    """
+    _steer(goal, "pause", as_json)
+
+
+@app.command()
+def resume(goal: Id, as_json: AsJson = False) -> None:
+    """Go on with a goal that was paused.
+
+    \b
+    gofer goals resume goal_k3v9
+    """
+    _steer(goal, "resume", as_json)
+
+
+@app.command()
+def cancel(goal: Id, as_json: AsJson = False) -> None:
+    """End a goal. What runs of it is stopped at once.
+
+    \b
+    gofer goals cancel goal_k3v9
+    """
+    _steer(goal, "cancel", as_json)
+
+
+@app.command()
+def tell(
+    goal: Id,
+    text: Annotated[
+        str, typer.Argument(help="An answer to its question, or something new.", show_default=False)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Say something about a goal: its planner takes it into account.
+
+    \b
+    gofer goals tell goal_k3v9 'not the red one'
+    """
+    told = call("POST", f"/goals/{goal}/messages", json={"text": text})
+    words = {"answered": "That answers its question.", "told": "Noted: the plan is looked at again."}
+    show(told, as_json, lambda: print(words.get(told["state"], told["state"])))
+
+
+def _steer(goal: str, verb: str, as_json: bool) -> None:
+    done = call("POST", f"/goals/{goal}/{verb}")
+    show(done, as_json, lambda: print(f"{goal} is {done['state']}."))
+
+
+def _first_line(text: str) -> str:
+    return plain(" ".join(text.split()))[:60] or "(purged)"
+
+
+def _what(task: dict[str, Any]) -> str:
+    more = (
+        task["summary"]
+        or task["question"]
+        or (task["reason"] if task["state"] in ("failed", "dropped") else "")
+    )
+    return plain(f"{task['title']}: {' '.join(more.split())[:100]}" if more else task["title"])

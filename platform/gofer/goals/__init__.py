@@ -1,0 +1,1 @@
+"""Goals: what a person wants, planned, done by tasks, and reported once."""

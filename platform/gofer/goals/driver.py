@@ -1,0 +1,534 @@
+"""The job that drives a goal: a state machine over rows, without a model.
+
+Each pass is one transaction: it reads the goal and its tasks, makes and starts the tasks that are due, and says what to
+wait for. So it may be killed anywhere; the next pass finds the rows as they are. What calls a model is a task of its
+own: the planner, the workers, whoever writes the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, func, select, update
+
+from gofer.goals import records
+from gofer.goals.planner import (
+    MAX_PLANNING_TRIES,
+    MAX_REPLANS,
+    KnownTask,
+    PlanArguments,
+    next_number,
+    plan_errors,
+    planning_request,
+    quoted,
+)
+from gofer.goals.report import plan_lines
+from gofer.goals.tasks import OVER, TaskRecord, drop_task, fail_task, new_task, start_task, tasks_of_goal
+from gofer.jobs import control
+from gofer.jobs.fence import hold
+from gofer.jobs.outcome import Draft
+from gofer.jobs.queue import Claim
+from gofer.jobs.reply_planner import plan_replies
+from gofer.store import row_macs
+from gofer.store.db_time import now
+from gofer.store.locks import lock_conversation
+from gofer.store.tables import FINAL, agents, goals, jobs, spends, tasks
+from gofer.vault.envelope import Vault
+
+PLAN, REPORT = "plan", "report"
+HIDDEN = frozenset({PLAN, REPORT})
+"""Kinds of tasks that are no steps of the plan."""
+APPROVE, REFUSE = "Approve", "Refuse"
+AGAIN, FINISH = "Try again", "Finish with what there is"
+YES, NO = "Yes", "No"
+MAX_SUMMARY = 2000
+"""Characters of a result that the planner reads."""
+PAUSED_FOR = 7 * 86400.0
+"""Seconds after which the driver of a paused goal looks once more."""
+
+APPROVAL = "Here is the plan:\n{plan}\n\nMay I begin?"
+CONSENT = "This is more than one step. Shall I make it a goal, plan it, and report when it is done?\n\n{text}"
+WHICH = "Several agents hear this conversation. Who takes this goal?"
+NO_PLAN = "I could not make a plan for this goal. Say it in other words, or choose."
+TOO_OFTEN = "I have changed the plan {count} times, and it still does not work: {why}. What now?"
+NO_MONEY = (
+    "The budget of this goal is used up: ${spent:.2f} of ${budget:.2f}. Shall I go on with as much again?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The settings that a goal is driven by."""
+
+    parallel: int = 2
+    announced: Callable[[Pass], tuple[Draft, ...]] = lambda this: ()
+    """What to say when a plan was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForTasks:
+    """Tasks are under way: look again when one of them ends."""
+
+    job_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Somebody has to say how to go on. Tasks that run go on meanwhile."""
+
+    text: str
+    about: str
+    """What the question is known by; never used for another one of this goal."""
+    choices: tuple[str, ...] = ()
+    of_owners: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Nothing is to be done until somebody says so."""
+
+    seconds: float = PAUSED_FOR
+
+
+@dataclass(frozen=True, slots=True)
+class GoalEnd:
+    """The goal is over."""
+
+    state: str
+    reason: str = ""
+
+
+Step = WaitForTasks | Ask | Pause | GoalEnd
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass over a goal, within its transaction."""
+
+    connection: Connection
+    vault: Vault
+    claim: Claim
+    rules: Rules
+    goal: Any = None
+    asked: records.GoalRequest = field(default_factory=lambda: records.GoalRequest(""))
+    tasks: list[TaskRecord] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Read the goal and its tasks as they are now."""
+        self.goal = records.find_goal(self.connection, str(self.claim.payload["goal"]))
+        self.tasks = tasks_of_goal(self.connection, self.vault, self.goal.id)
+
+    @property
+    def steps(self) -> list[TaskRecord]:
+        """The tasks that people see."""
+        return [task for task in self.tasks if task.kind not in HIDDEN]
+
+    @property
+    def plans(self) -> list[TaskRecord]:
+        return [task for task in self.tasks if task.kind == PLAN]
+
+
+def advance(connection: Connection, vault: Vault, claim: Claim, rules: Rules) -> tuple[Pass, Step]:
+    """Take a goal as far as it goes now; returns what it waits for. Raises NotFound for a purged one."""
+    lock_conversation(connection, str(claim.conversation_id))
+    hold(connection, claim)
+    this = Pass(connection, vault, claim, rules)
+    this.read()
+    if this.goal.state in records.OVER:
+        return this, GoalEnd(this.goal.state, this.goal.reason)
+    this.asked = records.asked_of(connection, vault, this.goal)
+    _settle_lost(this)
+    step = _stopped(this) or _unready(this) or _drive(this)
+    if isinstance(step, GoalEnd):
+        _end(this, step)
+    return this, step
+
+
+def _settle_lost(this: Pass) -> None:
+    """A task whose job ended without a word of its own has failed."""
+    for task in this.tasks:
+        if task.state in OVER or task.job_id is None:
+            continue
+        row = this.connection.execute(
+            select(jobs.c.state, jobs.c.reason).where(jobs.c.id == task.job_id)
+        ).first()
+        if row is None or row.state in FINAL:
+            fail_task(this.connection, task.id, f"job.{row.state if row is not None else 'gone'}")
+    this.read()
+
+
+def _stopped(this: Pass) -> Step | None:
+    """Whether somebody stopped the goal, or it may not go on."""
+    asked_to = select(jobs.c.cancel_requested).where(jobs.c.id == this.claim.id)
+    if this.connection.execute(asked_to).scalar():
+        return GoalEnd("cancelled", "cancelled")
+    trust = records.trust_now(this.connection, this.goal, this.asked)
+    if not trust:
+        return GoalEnd("cancelled", "role.lost")
+    if trust != this.goal.trust:
+        row_macs.update(this.connection, goals, goals.c.id == this.goal.id, {"trust": trust})
+        this.read()
+    if this.goal.until is not None and this.connection.execute(select(now() > this.goal.until)).scalar():
+        return GoalEnd("failed", "overdue")
+    if this.goal.state == "paused":
+        return _wait(this) or Pause()
+    return None
+
+
+def _unready(this: Pass) -> Step | None:
+    """What has to be settled before a goal is planned: whether it is wanted, and who takes it."""
+    if this.goal.reason == "consent":
+        given = _answer(this, "goal consent")
+        if given is None:
+            return Ask(CONSENT.format(text=quoted(this.asked.text)[:1000]), "goal consent", (YES, NO))
+        if given.text != YES:
+            return GoalEnd("cancelled", "declined")
+        _move(this, "blocked" if this.asked.agents else "planning", "agent" if this.asked.agents else "")
+    if this.goal.reason == "agent":
+        given = _answer(this, "goal agent")
+        if given is None:
+            return Ask(WHICH, "goal agent", this.asked.agents)
+        if given.text not in this.asked.agents:
+            return GoalEnd("cancelled", "agent")
+        _choose(this, given.text)
+        _move(this, "planning")
+    return None
+
+
+def _choose(this: Pass, name: str) -> None:
+    here = (agents.c.workspace_id == this.goal.workspace_id) & (agents.c.name == name)
+    chosen = this.connection.execute(select(agents.c.id).where(here)).scalar_one()
+    row_macs.update(this.connection, goals, goals.c.id == this.goal.id, {"agent_id": chosen})
+    this.connection.execute(update(jobs).where(jobs.c.id == this.claim.id).values(agent_id=chosen))
+
+
+def _drive(this: Pass) -> Step:
+    """Plan, begin what is due, and end when nothing is left."""
+    over = _over_budget(this)
+    if over is not None:
+        return over
+    planning = _plan(this)
+    if isinstance(planning, Ask | GoalEnd):
+        if isinstance(planning, Ask):
+            _move(this, "blocked", planning.about.partition(" ")[0])
+            _dispatch(this)
+        return planning
+    if this.goal.state in ("blocked", "planning") and this.steps:
+        _move(this, "active")
+    _dispatch(this)
+    return _wait(this) or _report(this)
+
+
+def _over_budget(this: Pass) -> Step | None:
+    spent = int(
+        this.connection.execute(
+            select(func.coalesce(func.sum(spends.c.micros), 0)).where(spends.c.goal_id == this.goal.id)
+        ).scalar_one()
+    )
+    this.connection.execute(update(goals).where(goals.c.id == this.goal.id).values(spent=spent))
+    budget = this.goal.budget
+    if budget is None or spent < budget:
+        return None
+    if all(task.state in OVER for task in this.steps) and this.steps:
+        return GoalEnd("done")  # the report is made by rule
+    about = f"budget {budget}"
+    given = _answer(this, about)
+    if given is None:
+        _move(this, "blocked", "budget")
+        return Ask(NO_MONEY.format(spent=spent / 1e6, budget=budget / 1e6), about, (YES, FINISH))
+    if given.text != YES:
+        return GoalEnd("failed", "budget")
+    row_macs.update(this.connection, goals, goals.c.id == this.goal.id, {"budget": 2 * budget})
+    _move(this, "active" if this.steps else "planning")
+    return None
+
+
+def _plan(this: Pass) -> Step | None:
+    """Have the plan made or changed where that is due; None when there is nothing to ask."""
+    last = this.plans[-1] if this.plans else None
+    if last is not None and last.state not in OVER:
+        return None
+    if last is not None and last.reason not in ("applied", "answered"):
+        step = _take_plan(this, last)
+        if step is not None:
+            return step
+        last = this.plans[-1]
+        if last.state not in OVER:
+            return None
+    if last is None:
+        _begin_planning(this)
+        return None
+    step = _approval(this)
+    if step is not None:
+        return step
+    return _replan(this)
+
+
+def _take_plan(this: Pass, plan: TaskRecord) -> Step | None:
+    """What the planner's last run came to."""
+    result = plan.result or {}
+    if plan.state == "done" and "plan" in result and _apply(this, plan, result["plan"]):
+        return None
+    if plan.state == "blocked" and result.get("question"):
+        return _ask_for(this, plan, result)
+    failed = 0
+    for task in reversed(this.plans):
+        if task.reason in ("applied", "answered"):
+            break
+        failed += 1
+    if failed % MAX_PLANNING_TRIES:
+        _begin_planning(this)
+        return None
+    given = _answer(this, f"plan {plan.id}")
+    if given is None:
+        return Ask(NO_PLAN, f"plan {plan.id}", (AGAIN, FINISH))
+    if given.text in ("", FINISH):
+        return GoalEnd("failed", "plan.missing")
+    if given.text != AGAIN:
+        _hear(this, given)
+    _mark(this, plan, "answered")
+    _begin_planning(this)
+    return None
+
+
+def _ask_for(this: Pass, task: TaskRecord, result: Mapping[str, Any]) -> Step | None:
+    """Ask what a task wants to know. The answer goes to the planner."""
+    given = _answer(this, f"{'plan' if task.kind == PLAN else 'task'} {task.id}")
+    if given is None:
+        choices = tuple(str(choice) for choice in result.get("choices", ()))
+        kind = "plan" if task.kind == PLAN else "task"
+        return Ask(str(result["question"]), f"{kind} {task.id}", choices)
+    _hear(this, given, f"GoalRequest {result['question']!r}, ")
+    if task.kind == PLAN:
+        _mark(this, task, "answered")
+    _begin_planning(this)
+    return None
+
+
+def _apply(this: Pass, task: TaskRecord, content: Mapping[str, Any]) -> bool:
+    """Make the tasks of a plan; False when it does not fit any more what happened meanwhile."""
+    plan = PlanArguments.model_validate(content)
+    known = known_tasks(this.steps)
+    if plan_errors(plan, known):
+        return False
+    for old in this.steps:
+        if old.state == "queued" and old.job_id is None and old.number not in plan.keep:
+            drop_task(this.connection, old.id, "replanned")
+    first = next_number(known)
+    for number, new in enumerate(plan.tasks, first):
+        new_task(
+            this.connection,
+            this.vault,
+            goal=this.goal,
+            number=number,
+            kind=new.kind,
+            title=new.title.strip(),
+            instructions=new.instructions.strip(),
+            needs=new.needs,
+        )
+    _mark(this, task, "applied")
+    facts = {"tasks": len(plan.tasks), "kept": len(plan.keep), "replans": this.goal.replans}
+    records.note(this.connection, this.goal, "goal.planned", facts)
+    this.read()
+    plan_replies(this.connection, this.vault, this.claim, this.rules.announced(this))
+    return True
+
+
+def _approval(this: Pass) -> Step | None:
+    """Where an owner wants to see plans first, work begins when one has approved."""
+    if not this.goal.needs_approval or not this.steps:
+        return None
+    about = f"approve {this.plans[-1].id}"
+    given = _answer(this, about)
+    if given is None:
+        return Ask(APPROVAL.format(plan=plan_lines(this.steps)), about, (APPROVE, REFUSE), of_owners=True)
+    if given.text != APPROVE:
+        return GoalEnd("cancelled", "refused" if given.text else "question.expired")
+    row_macs.update(this.connection, goals, goals.c.id == this.goal.id, {"needs_approval": False})
+    this.read()
+    return None
+
+
+def _replan(this: Pass) -> Step | None:
+    """Change the plan when a task failed or asks, or somebody said something new."""
+    dealt_with = {number for plan in this.plans for number in plan.needs}
+    stuck = [t for t in this.steps if t.state in ("failed", "blocked") and t.number not in dealt_with]
+    words = records.words_about(this.connection, this.vault, this.goal, after=_heard_to(this))
+    if not stuck and not words:
+        return None
+    asking = next(
+        (task for task in stuck if task.state == "blocked" and (task.result or {}).get("question")), None
+    )
+    if asking is not None and not words:
+        return _ask_for(this, asking, asking.result or {})
+    if this.goal.replans < MAX_REPLANS:
+        _begin_planning(this)
+        return None
+    why = f"“{stuck[0].title}” did not work" if stuck else "what was asked for changed"
+    about = f"limit {len(this.plans)}"
+    given = _answer(this, about)
+    if given is None:
+        return Ask(TOO_OFTEN.format(count=this.goal.replans, why=why), about, (AGAIN, FINISH))
+    if given.text in ("", FINISH):
+        return GoalEnd("failed", "replans")
+    if given.text != AGAIN:
+        _hear(this, given)
+    this.connection.execute(update(goals).where(goals.c.id == this.goal.id).values(replans=0))
+    this.read()
+    _begin_planning(this)
+    return None
+
+
+def _begin_planning(this: Pass) -> None:
+    """Start a run of the planner, which hears everything that was said so far."""
+    words = records.words_about(this.connection, this.vault, this.goal)
+    replanning = any(plan.reason == "applied" for plan in this.plans)
+    request = planning_request(
+        this.asked.text, known_tasks(this.steps), [word.line() for word in words], replanning=replanning
+    )
+    task_id = new_task(
+        this.connection,
+        this.vault,
+        goal=this.goal,
+        number=0,
+        kind=PLAN,
+        title="Plan the goal",
+        instructions=request,
+        # What this plan deals with: tasks that did not work, and the last words that it has heard.
+        needs=[task.number for task in this.steps if task.state in ("failed", "blocked")],
+        call_id=f"heard:{words[-1].seq if words else 0}",
+    )
+    start_task(this.connection, task_id, parent=this.claim)
+    if replanning:
+        again = goals.c.replans + (0 if this.plans[-1].reason not in ("applied", "answered") else 1)
+        this.connection.execute(update(goals).where(goals.c.id == this.goal.id).values(replans=again))
+    _move(this, this.goal.state if this.steps else "planning")
+    this.read()
+
+
+def _heard_to(this: Pass) -> int:
+    """The number of the last words that a run of the planner has heard."""
+    return max((int(plan.call_id.partition(":")[2] or 0) for plan in this.plans), default=0)
+
+
+def _dispatch(this: Pass) -> None:
+    """Start the tasks that are due, no more than may run side by side."""
+    if this.goal.needs_approval:
+        return
+    done = {task.number for task in this.steps if task.state in ("done", "dropped")}
+    running = sum(task.state not in OVER and task.job_id is not None for task in this.steps)
+    for task in this.steps:
+        if running >= this.rules.parallel:
+            break
+        if task.state == "queued" and task.job_id is None and done.issuperset(task.needs):
+            start_task(this.connection, task.id, parent=this.claim)
+            running += 1
+    this.read()
+
+
+def _wait(this: Pass) -> Step | None:
+    """Wait for what is under way, if anything is."""
+    under_way = [task.job_id for task in this.tasks if task.state not in OVER and task.job_id is not None]
+    return WaitForTasks(tuple(under_way)) if under_way else None
+
+
+def _report(this: Pass) -> Step:
+    """Have the report written, once; when that fails, it is made by rule."""
+    written = [task for task in this.tasks if task.kind == REPORT]
+    if written or not any(task.state == "done" for task in this.steps):
+        return (
+            GoalEnd("done")
+            if any(t.state == "done" for t in this.steps) or not this.steps
+            else GoalEnd("failed", "tasks")
+        )
+    task_id = new_task(
+        this.connection,
+        this.vault,
+        goal=this.goal,
+        number=0,
+        kind=REPORT,
+        title="Write the report",
+        instructions=report_request(this.asked.text, known_tasks(this.steps)),
+        needs=[task.number for task in this.steps if task.state == "done"],
+    )
+    start_task(this.connection, task_id, parent=this.claim)
+    this.read()
+    return _wait(this) or GoalEnd("done")
+
+
+def _end(this: Pass, end: GoalEnd) -> None:
+    """Drop what has not ended, stop what runs, and write the end down. The reply follows with the job's own end."""
+    for task in this.tasks:
+        if task.state in OVER:
+            continue
+        drop_task(this.connection, task.id, end.reason or "ended")
+        if task.job_id is not None and not _is_over(this.connection, task.job_id):
+            control.cancel(this.connection, task.job_id, by=f"goal:{this.goal.id}")
+    records.set_state(this.connection, this.goal, end.state, end.reason)
+    this.read()
+
+
+def _is_over(connection: Connection, job_id: int) -> bool:
+    state = connection.execute(select(jobs.c.state).where(jobs.c.id == job_id)).scalar()
+    return state is None or state in FINAL
+
+
+def _answer(this: Pass, about: str) -> control.GivenAnswer | None:
+    """The answer to a question of this goal; None while nobody has been asked or nobody has answered."""
+    given = control.answer_to(this.connection, this.vault, this.claim.id, about)
+    return given if given.asked and not given.open else None
+
+
+def _hear(this: Pass, given: control.GivenAnswer, before: str = "") -> None:
+    """Pass an answer on to the planner."""
+    text = f"{before}they answered: {given.text}" if given.text else f"{before}nobody answered in time."
+    records.note_words(
+        this.connection, this.vault, this.goal, text if before else given.text or text, by="question",
+        name=given.by, trust=this.goal.trust,
+    )  # fmt: skip
+
+
+def _move(this: Pass, state: str, reason: str = "") -> None:
+    records.set_state(this.connection, this.goal, state, reason)
+    this.read()
+
+
+def _mark(this: Pass, task: TaskRecord, reason: str) -> None:
+    """Note on a run of the planner that it has been dealt with."""
+    this.connection.execute(update(tasks).where(tasks.c.id == task.id).values(reason=reason))
+    this.read()
+
+
+def known_tasks(tasks: Sequence[TaskRecord]) -> list[KnownTask]:
+    """Tasks as the planner and whoever writes the report see them."""
+    return [
+        KnownTask(
+            task.number,
+            task.title,
+            task.kind,
+            # One that was started cannot be dropped any more.
+            "running" if task.state == "queued" and task.job_id is not None else task.state,
+            tuple(task.needs),
+            _summary(task),
+            str((task.result or {}).get("question") or ""),
+        )
+        for task in tasks
+    ]
+
+
+def _summary(task: TaskRecord) -> str:
+    found = str((task.result or {}).get("summary") or "").strip()
+    return found[:MAX_SUMMARY] or (task.reason if task.state in ("failed", "dropped") else "")
+
+
+def report_request(text: str, known: Sequence[KnownTask]) -> str:
+    """What whoever writes the report is asked."""
+    lines = "\n".join(task.line() for task in known)
+    return (
+        f"A goal has come to its end. It was:\n{quoted(text)}\n\nWhat came of its tasks:\n{lines}\n\n"
+        "Write the answer for the person who wanted it: what they wanted to know or have, first; then what could not "
+        "be done, if anything. Plain words, no list of tasks (they see one), no more than a page. Use only what stands "
+        "here."
+    )

@@ -1,0 +1,148 @@
+"""Goals: made, looked at and steered."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.web.api.http import EmptyBody, RequestModel, json_response, parse_body, parse_query, platform_of
+from gofer.web.api.messages import say_in_room
+from gofer.web.auth import actor, record_reading, visitor_of
+from gofer.web.queries import goals
+from gofer.web.queries.jobs import wake
+from gofer.web.queries.questions import answering_trust
+
+PAGE = 50
+
+
+class GoalFilter(RequestModel):
+    """Which goals to list, newest first."""
+
+    state: Literal["", "planning", "active", "blocked", "paused", "done", "failed", "cancelled"] = ""
+    conversation: str = Field(default="", max_length=200)
+    cursor: str = Field(default="", max_length=200, description="`next` of the page before.")
+    limit: int = Field(default=PAGE, ge=1, le=200)
+
+
+class GoalWish(RequestModel):
+    """Something larger to have done."""
+
+    text: str = Field(min_length=1, max_length=8000, pattern=r"\S", description="What is wanted.")
+    conversation: str = Field(
+        default="", max_length=200, description="One of your own in the web chat; a new one when empty."
+    )
+    agent: str = Field(
+        default="", max_length=100, description="Who should take it; whoever listens when empty."
+    )
+    dollars: float | None = Field(
+        default=None, gt=0, le=10_000, description="What it may cost before it asks."
+    )
+    approval: bool | None = Field(default=None, description="Whether an owner has to approve its plan first.")
+
+
+class GoalWords(RequestModel):
+    """Something to say about a goal: an answer to its question, or something new for its planner."""
+
+    text: str = Field(min_length=1, max_length=4000, pattern=r"\S")
+
+
+async def index(request: Request) -> Response:
+    """List goals."""
+    platform, query = platform_of(request), parse_query(request, GoalFilter)
+    found = await platform.database.read(
+        partial(
+            goals.list_goals,
+            vault=platform.vault,
+            state=query.state,
+            conversation_id=query.conversation,
+            agent=visitor_of(request).agent,
+            cursor=query.cursor,
+            limit=query.limit,
+        )
+    )
+    await record_reading(request, None, "goals")
+    more = found[-1]["id"] if len(found) == query.limit else None
+    return json_response(request, {"goals": platform.redactor.redact_value(found), "next": more})
+
+
+async def show(request: Request) -> Response:
+    """One goal with its tasks."""
+    platform = platform_of(request)
+    found = await _shown(request, request.path_params["id"])
+    await record_reading(request, found["conversation_id"], found["id"])
+    return json_response(request, platform.redactor.redact_value(found))
+
+
+async def _shown(request: Request, goal_id: str) -> dict[str, Any]:
+    platform, agent = platform_of(request), visitor_of(request).agent
+    return await platform.database.read(
+        partial(goals.show_goal, vault=platform.vault, goal_id=goal_id, agent=agent)
+    )
+
+
+async def add(request: Request) -> Response:
+    """Have something larger done. It is said in the web chat, in the name of the member who asks."""
+    platform, given = platform_of(request), await parse_body(request, GoalWish)
+    visitor, conversation_id, seq = await say_in_room(
+        request, f"/goal {given.text}", room_id=given.conversation, agent=given.agent
+    )
+    goal_id = await platform.database.write(
+        partial(
+            goals.add_goal,
+            platform=platform,
+            visitor=visitor,
+            conversation_id=conversation_id,
+            seq=seq,
+            text=given.text,
+            dollars=given.dollars,
+            approval=given.approval,
+        )
+    )
+    wake(platform)
+    found = await _shown(request, goal_id)
+    return json_response(request, platform.redactor.redact_value(found), 201, location=f"/goals/{goal_id}")
+
+
+async def pause(request: Request) -> Response:
+    """Begin nothing more of a goal; what runs goes on to its end."""
+    return await _steer(request, "pause")
+
+
+async def resume(request: Request) -> Response:
+    """Go on with a goal that was paused."""
+    return await _steer(request, "resume")
+
+
+async def cancel(request: Request) -> Response:
+    """End a goal. What runs of it is stopped at once."""
+    return await _steer(request, "cancel")
+
+
+async def _steer(request: Request, verb: str) -> Response:
+    await parse_body(request, EmptyBody)
+    goal_id = request.path_params["id"]
+    state = await goals.steer_goal(
+        platform_of(request), verb, goal_id, by=actor(request), agent=visitor_of(request).agent
+    )
+    return json_response(request, {"id": goal_id, "state": state}, 202, location=f"/goals/{goal_id}")
+
+
+async def tell(request: Request) -> Response:
+    """Say something about a goal."""
+    given = await parse_body(request, GoalWords)
+    goal_id = request.path_params["id"]
+    await _shown(request, goal_id)
+    visitor = visitor_of(request)
+    became = await goals.tell_goal(
+        platform_of(request),
+        goal_id,
+        given.text,
+        by=actor(request),
+        name=visitor.name,
+        trust=answering_trust(request),
+    )
+    return json_response(request, {"id": goal_id, "state": became}, 202, location=f"/goals/{goal_id}")
