@@ -79,6 +79,8 @@ _LONG_FENCE = re.compile("`{101}|~{101}")
 
 def clean(text: str) -> str:
     """The text without escape sequences, control, invisible and reordering characters or lone surrogates."""
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return text  # nearly every text, and asked of every message of a prompt
     text = text.encode("utf-8", "replace").decode("utf-8")
     text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return composed(_HIDDEN.sub("", _CONTROL.sub("", text)))

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 Trust = Literal["unknown", "stranger", "member", "owner"]
-_ORDER: tuple[Trust, ...] = ("unknown", "stranger", "member", "owner")
+_ORDER: dict[Trust, int] = {"unknown": 0, "stranger": 1, "member": 2, "owner": 3}
 
 
 def rank(trust: Trust) -> int:
     """Higher is more trusted."""
-    return _ORDER.index(trust)
+    return _ORDER[trust]
 
 
 @dataclass(frozen=True, slots=True)

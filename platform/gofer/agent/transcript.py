@@ -47,13 +47,19 @@ def transcript(state: State) -> list[ModelMessage]:
 
 def merge(parts: Iterable[ModelMessage]) -> list[ModelMessage]:
     """Join messages of the same role, drop empty ones, begin and end with the user."""
-    merged: list[ModelMessage] = []
-    for part in parts:
-        _append(merged, part["role"], part["content"], part.get("by", ""))
+    merged = joined(parts)
     if not merged or merged[0]["role"] == "assistant":
         merged.insert(0, {"role": "user", "content": [{"type": "text", "text": CONTINUE}]})
     if merged[-1]["role"] == "assistant":
         merged.append({"role": "user", "content": [{"type": "text", "text": CONTINUE}]})
+    return merged
+
+
+def joined(parts: Iterable[ModelMessage]) -> list[ModelMessage]:
+    """Join messages of the same role and drop empty ones. The parts are not changed."""
+    merged: list[ModelMessage] = []
+    for part in parts:
+        _append(merged, part["role"], part["content"], part.get("by", ""))
     return merged
 
 
@@ -120,7 +126,11 @@ def cap(text: str, limit: int = MAX_TEXT) -> str:
 
 def plain(text: str) -> str:
     """Clean text in which nothing looks like a mark of ours."""
-    return _TAG.sub("&lt;", _HEADER.sub(r"\1(", cap(clean(text))))
+    return _unmarked(cap(clean(text)))
+
+
+def _unmarked(text: str) -> str:
+    return _TAG.sub("&lt;", _HEADER.sub(r"\1(", text))
 
 
 def name(text: str) -> str:
@@ -141,7 +151,8 @@ def quoted(text: str) -> str:
 def render(said: ConversationMessage, of_run: Trust) -> list[Block]:
     """A message as blocks. The first line is ours and says whose it is; the rest is theirs."""
     is_quoted = quotes(said.trust, of_run)
-    own = body = plain(said.text).strip() or "(no text)"
+    words = cap(clean(said.text))
+    own = body = _unmarked(words).strip() or "(no text)"
     for item in said.files:
         body += f"\n(attached: {plain(item)})"
     head = f"[#{said.seq} {name(said.author)}, {said.trust}{', ' + said.at if said.at else ''}]"
@@ -158,7 +169,7 @@ def render(said: ConversationMessage, of_run: Trust) -> list[Block]:
         origin["addressed"] = False
     if body != own:
         origin["own"] = own
-    if (words := cap(clean(said.text)).strip()) and words != own:
+    if (words := words.strip()) and words != own:
         origin["meant"] = words
     blocks: list[Block] = [{"type": "text", "text": f"{head}\n{body}", "origin": origin}]
     for picture in said.pictures:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, ScalarSelect, select, update
+from sqlalchemy import Connection, Integer, bindparam, select, type_coerce, update
+from sqlalchemy.types import NullType
 
 from gofer.agent.context.compressor import MAX_RULES
 from gofer.agent.context.operations import placeholder, rules_in_force
@@ -33,7 +34,7 @@ from gofer.jobs.reply_planner import SAID, agent_author
 from gofer.jobs.worker import Run
 from gofer.memory.records import forgotten_turns
 from gofer.runs.memories import filled_in, keep_event, rules_of_run
-from gofer.store import events, row_macs, tables
+from gofer.store import events, fast_sql, row_macs, tables
 from gofer.store.blobs import put_blob, read_blob
 from gofer.store.database import Database
 from gofer.store.db_time import now
@@ -289,7 +290,12 @@ def _clean_name(name: str) -> str:
 
 
 def conversation_message(
-    read: StoredMessage, *, by_us: bool = False, files: tuple[str, ...] = (), at: float | None = None
+    read: StoredMessage,
+    *,
+    by_us: bool = False,
+    files: tuple[str, ...] = (),
+    at: float | None = None,
+    number: int = 0,
 ) -> ConversationMessage:
     """A message as the agent knows it."""
     pictures = tuple(
@@ -310,7 +316,8 @@ def conversation_message(
         quote_is_ours=read.message.quote_is_ours,
         background=read.message.event == SCHEDULE,
         identity=f"{read.connection_id or ''}/{read.message.author.id}",
-        at="" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        at="" if at is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at)),
+        number=number,
     )
 
 
@@ -369,20 +376,29 @@ def _between(
 ) -> list[ConversationMessage]:
     """The messages up to `to`, and then the agent's own replies to them, which have later numbers."""
     own = agent_author(claim.agent_id or "")
-    epoch = _epoch(claim)
-    reply_after = (messages.c.author == own) & (messages.c.event == "reply")
-    query = (
-        select(messages)
-        .where(messages.c.conversation_id == claim.conversation_id, messages.c.sealed.is_not(None))
-        .where(messages.c.event.not_in(ASIDE))
-        .where(messages.c.seq > after, messages.c.seq > epoch, (messages.c.seq <= to) | reply_after)
-        .order_by(messages.c.seq.desc())
-        .limit(newest)
-    )
+    place = {"here": claim.conversation_id, "own": own, "participant": claim.participant_id}
+    found = fast_sql.fetch(connection, _HISTORY, {**place, "after": after, "upto": to, "newest": newest})
     key = conversation_key(connection, vault, _of(claim))
     forgotten = forgotten_turns(connection, _of(claim))
-    rows = [row for row in reversed(connection.execute(query).all()) if row.seq not in forgotten]
-    return [_open_message(connection, key, row, own, to) for row in rows]
+    return [_open_message(connection, key, row, own, to) for row in reversed(found) if row.seq not in forgotten]
+
+
+_SAID = messages.c
+_EPOCH = (
+    select(participants.c.epoch_seq).where(participants.c.id == bindparam("participant")).scalar_subquery()
+)
+"""The last message before the participant's conversation began anew."""
+_HISTORY = (
+    # As the driver gives it: for a float, SQLAlchemy would have to know how Postgres sends it.
+    select(type_coerce(_SAID.created_at, NullType()).label("created_at"), _SAID.author, _SAID.sealed)
+    .add_columns(_SAID.seq, _SAID.conversation_id, _SAID.connection_id)
+    .where(_SAID.conversation_id == bindparam("here"), _SAID.sealed.is_not(None))
+    .where(*(_SAID.event != event for event in ASIDE))
+    .where(_SAID.seq > bindparam("after"), _SAID.seq > _EPOCH)
+    .where((_SAID.seq <= bindparam("upto")) | ((_SAID.author == bindparam("own")) & (_SAID.event == "reply")))
+    .order_by(_SAID.seq.desc())
+    .limit(bindparam("newest", type_=Integer))
+)
 
 
 def _own_answer(connection: Connection, vault: Vault, claim: Claim, number: int) -> str | None:
@@ -390,17 +406,12 @@ def _own_answer(connection: Connection, vault: Vault, claim: Claim, number: int)
     query = (
         select(messages)
         .where(messages.c.conversation_id == claim.conversation_id, messages.c.sealed.is_not(None))
-        .where(messages.c.seq == number, messages.c.seq > _epoch(claim), messages.c.author == own)
+        .where(messages.c.seq == number, messages.c.seq > _EPOCH, messages.c.author == own)
     )
-    row = connection.execute(query).one_or_none()
+    row = connection.execute(query, {"participant": claim.participant_id}).one_or_none()
     if row is None:
         return None
     return _open_message(connection, conversation_key(connection, vault, _of(claim)), row, own, row.seq).text
-
-
-def _epoch(claim: Claim) -> ScalarSelect[int]:
-    """The last message before the participant's conversation began anew."""
-    return select(participants.c.epoch_seq).where(participants.c.id == claim.participant_id).scalar_subquery()
 
 
 def _open_message(connection: Connection, key: DataKey, row: Any, own: str, to: int) -> ConversationMessage:
@@ -409,9 +420,10 @@ def _open_message(connection: Connection, key: DataKey, row: Any, own: str, to: 
     if _quotes_narrowed(connection, key, row.conversation_id, message):
         # Later runs do not need it, and would be narrowed by it until a new epoch.
         message = replace(message, quoted="")
-    read = replace(stored, seq=min(row.seq, to), message=message)
     by_us = row.author == message.author.id == own
-    one = replace(conversation_message(read, by_us=by_us, at=row.created_at), number=row.seq if by_us else 0)
+    # A prompt has hundreds of them: `replace` would cost as much as opening them.
+    read = StoredMessage(min(row.seq, to), message, stored.trust, stored.connection_id)
+    one = conversation_message(read, by_us=by_us, at=row.created_at, number=row.seq if by_us else 0)
     if not by_us or SAID not in message.facts:
         return one
     words = str(message.facts[SAID])

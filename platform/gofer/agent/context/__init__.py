@@ -12,6 +12,7 @@ import asyncio
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 from gofer.agent.conversation import ConversationMessage, History, Memories, Summary
@@ -21,7 +22,7 @@ from gofer.agent.model import Block, Features, ModelMessage, ModelRequest, ToolS
 from gofer.agent.models.documents import document_block, document_stub, document_tokens
 from gofer.agent.models.images import image_block, smaller
 from gofer.agent.state import Call, Round, State
-from gofer.agent.transcript import IMAGE_STUB, merge, note, plain, render, stub, transcript
+from gofer.agent.transcript import IMAGE_STUB, joined, merge, note, plain, render, stub, transcript
 from gofer.tool import Blobs
 
 PREAMBLE = """You are {name}, an agent that works for people through Gofer, a platform of theirs. You are given \
@@ -72,6 +73,14 @@ class ContextProvider(Protocol):
 
     async def opening(self, state: State) -> list[ModelMessage]:
         """The same as messages for the model, with the summary before them."""
+        ...
+
+    async def opening_size(self, state: State) -> int:
+        """Estimated tokens of the opening."""
+        ...
+
+    async def opening_extra(self, state: State) -> int:
+        """Tokens that the opening may have beyond its size."""
         ...
 
     async def tainted(self, state: State) -> bool:
@@ -141,14 +150,13 @@ class WholeContext:
         new += sum(block_extra(block) for round_ in rounds for block in round_.answer or ())
         if not state.last_input:
             new += sum(block_extra(block) for round_ in rounds for block in round_.input)
-            opening = await self.provider.opening(state)
-            new += sum(block_extra(block) for message in opening for block in message["content"])
+            new += await self.provider.opening_extra(state)
         return await self.size(state, extra) + new
 
     async def raw_size(self, state: State, extra: Sequence[Block] = ()) -> int:
         """The estimate alone, to compare with the next one."""
         added = sum(block_size(block) for block in extra)
-        before = estimate(await self.provider.opening(state))
+        before = await self.provider.opening_size(state)
         return before + run_size(state) + added + self.assembler.overhead()
 
     async def shrink(self, state: State, *, force: bool = False) -> list[Point]:
@@ -251,7 +259,7 @@ class ConversationProvider:
         self._memories = memories
         self._earlier: Summary | None = None
         self._said: Sequence[ConversationMessage] | None = None
-        self._opening: tuple[tuple[int, int, Summary | None], list[ModelMessage]] | None = None
+        self._opening: _Opening | None = None
 
     async def start(self, to: int) -> tuple[int, int]:
         self._earlier = await self._history.summary()
@@ -283,14 +291,37 @@ class ConversationProvider:
         return bool(summary and summary.narrowed) or any(one.has_strangers_words for one in said)
 
     async def opening(self, state: State) -> list[ModelMessage]:
+        return (await self._rendered(state)).messages
+
+    async def opening_size(self, state: State) -> int:
+        return (await self._rendered(state)).size
+
+    async def opening_extra(self, state: State) -> int:
+        return (await self._rendered(state)).extra
+
+    async def _rendered(self, state: State) -> _Opening:
         said, summary = await self.history(state), await self.summary(state)
         key = (state.history_after, len(said), summary)
-        if self._opening is None or self._opening[0] != key:
-            self._opening = (
-                key,
-                [*_summary(summary), *(made for one in said for made in _messages(one, state))],
-            )
-        return self._opening[1]
+        if self._opening is None or self._opening.key != key:
+            messages = [*_summary(summary), *(made for one in said for made in _messages(one, state))]
+            self._opening = _Opening(key, joined(messages))
+        return self._opening
+
+
+@dataclass
+class _Opening:
+    """What a run's requests begin with. It is rendered and measured once: every turn asks for its size."""
+
+    key: tuple[int, int, Summary | None]
+    messages: list[ModelMessage]
+
+    @cached_property
+    def size(self) -> int:
+        return estimate(self.messages)
+
+    @cached_property
+    def extra(self) -> int:
+        return sum(block_extra(block) for message in self.messages for block in message["content"])
 
 
 def _summary(summary: Summary | None) -> list[ModelMessage]:
