@@ -270,6 +270,37 @@ async def test_a_rule_of_the_first_message_is_in_the_prompt_after_five_compactio
     assert (kept.text, kept.source.message_seq) == (rule, 1)
 
 
+LONG: Any = {"compact_at": 75_000, "keep": 2_000, "clear_batch": 200_000}
+
+
+@pytest.mark.parametrize("length", [40_000, 70_000])
+async def test_a_long_task_stays_word_for_word_or_says_how_to_read_the_rest(
+    world: World, direct: Make, length: int
+) -> None:
+    task = "".join(f"Step {number}: tighten bolt <{number * 7919}>.\n" for number in range(5_000))[:length]
+    note = re.compile(r'\[… (\d+) characters left out; recall\("(\S+)", start=(\d+)\) gives them …\]\n')
+
+    def wanted(request: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        found = note.search(request["messages"][0]["content"][0]["text"])
+        return {"id": found[2], "start": int(found[3])} if found and not script.recalled else None
+
+    script = Script(104, wanted, at_once=8)
+    run, service, claim = await begin(world, direct, script, said=task, **LONG)
+    assert isinstance(await run.run(), Answered)
+    last = next(one for one in reversed(service.received) if one.get("tools"))
+    shown = last["messages"][0]["content"][0]["text"]
+    assert "<summary>" in shown, "it was shortened"
+    if length <= 48_000:
+        assert task.strip() in shown
+        return
+    left_out = note.search(shown)
+    assert left_out is not None
+    count, start = int(left_out[1]), int(left_out[3])
+    assert task[:start] in shown
+    assert task[start + count :].strip() in shown
+    assert task[start : start + 1_000] in script.recalled[0]
+
+
 async def rules(world: World, claim: Claim, state: str = records.LIVE) -> list[records.Memory]:
     scope = conversation_scope(str(claim.conversation_id))
     found: list[records.Memory] = await world.run(

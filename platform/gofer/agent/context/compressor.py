@@ -7,7 +7,7 @@ prefix changes at these points only.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,8 +30,9 @@ five times the root of the rounds that are kept, in rounds), more reads more fro
 KEEP_RESULTS = 14_000
 """Tokens of results in the last rounds that stay, beyond the very last."""
 MIN_KEPT = 2
-MAX_ASKED = 12_000
-"""Characters of what was asked that are kept word for word."""
+MAX_ASKED = 18_500
+"""Tokens of what was asked that are kept word for word, where the model's window has room: 48,000 characters of the task
+and 16,000 of what was said since."""
 _RULE = re.compile(
     r"\b(always|never|from now on|in (?:the )?future|do not|don['’]t|must|remember|make sure|only ever|"
     r"under no circumstances|at all times|whenever|prefer|insist)\b",
@@ -226,7 +227,7 @@ class PlainCompressor:
             {
                 "summary": text,
                 **await self._rules(before, old, gone),
-                "asked": pinned_words([*pinned, *_trusted_input(gone)], min(MAX_ASKED, self._window() // 2)),
+                "asked": self._asked(pinned, gone),
                 "covers_to": covers_to,
                 "history_after": old[-1].seq if old else state.history_after,
                 "kept_from": kept_from,
@@ -236,6 +237,14 @@ class PlainCompressor:
             },
             self._memories,
         )
+
+    def _asked(self, pinned: Sequence[str], gone: Sequence[Round]) -> list[str]:
+        """What this run was asked, in the words that it was asked with."""
+        asked: dict[str, int | None] = dict.fromkeys(pinned)
+        for text, seq in rule_texts(block for round_ in gone for block in round_.input):
+            asked.setdefault(text, seq)
+        ids = self._memories.turn_id if self._memories is not None else None
+        return pinned_words(asked, min(MAX_ASKED, self._compact_at // 4), ids)
 
     async def _rules(
         self, before: Summary | None, old: Sequence[ConversationMessage], gone: Sequence[Round]
@@ -259,17 +268,33 @@ def _uncleared(round_: Round, state: State) -> int:
     return sum(result_size(call, state) for call in round_.calls if _is_big(call, state))
 
 
-def pinned_words(asked: Sequence[str], most: int) -> list[str]:
-    """What was asked, word for word: the first, which is the task, and the newest, as far as there is room."""
-    words = [cap(each, most // 2) for each in dict.fromkeys(asked) if each.strip()]
-    kept, room = words[:1], most - sum(map(len, words[:1]))
-    newest: list[str] = []
+def pinned_words(
+    asked: Mapping[str, int | None], most: int, turn_id: Callable[[int], str] | None = None
+) -> list[str]:
+    """What was asked, word for word, in so many tokens: the first, which is the task, and the newest, as far as there
+    is room. Of what is longer than its share, the middle is left out, with the id that leads to all of it."""
+    words = [(text, turn_id(seq) if turn_id and seq else "") for text, seq in asked.items() if text.strip()]
+    kept = [_shortened(*each, most * 3 // 4) for each in words[:1]]
+    room, newest = most - sum(map(text_size, kept)), list[str]()
     for each in reversed(words[1:]):
-        room -= len(each)
+        shown = _shortened(*each, most // 4)
+        room -= text_size(shown)
         if room < 0:
             break
-        newest.insert(0, each)
+        newest.insert(0, shown)
     return kept + newest
+
+
+def _shortened(text: str, memory_id: str, most: int) -> str:
+    """Head and tail of a text that has more than so many tokens."""
+    if text_size(text) <= most:
+        return text
+    length = max(1, len(text) * most // text_size(text) - 100)
+    head, tail = text[: length * 2 // 3], text[-(length // 3 or 1) :]
+    start = len(head) - 3 * head.count("&lt;")  # which stand for one character of the message
+    left_out = f"{len(text) - len(head) - len(tail)} characters left out"
+    how = f'; recall("{memory_id}", start={start}) gives them' if memory_id else ""
+    return f"{head}\n[… {left_out}{how} …]\n{tail}"
 
 
 def _last_seq(round_: Round) -> int:
