@@ -20,6 +20,8 @@ POINTS = frozenset(
         "run.answered",
         "journal.appending",
         "journal.appended",
+        "memory.keeping",
+        "memory.kept",
         "shell.ran",
         "job.concluding",
         "job.concluded",

@@ -285,7 +285,7 @@ async def test_a_long_task_stays_word_for_word_or_says_how_to_read_the_rest(
         return {"id": found[2], "start": int(found[3])} if found and not script.recalled else None
 
     script = Script(104, wanted, at_once=8)
-    run, service, claim = await begin(world, direct, script, said=task, **LONG)
+    run, service, _ = await begin(world, direct, script, said=task, **LONG)
     assert isinstance(await run.run(), Answered)
     last = next(one for one in reversed(service.received) if one.get("tools"))
     shown = last["messages"][0]["content"][0]["text"]

@@ -75,14 +75,18 @@ async def test_what_is_known_of_a_person_is_told_only_where_they_are_alone(
         open_house(telegram, data, database_url=database_url, groups={str(group.id): {}}) as house,
     ):
         ann, hers = await house.owner("Ann")
-        bob, his = await house.owner("Bob")
+        bob = telegram.world.add_person("Bob")
+        his = await house.let_in(bob, "member")
+        eve = telegram.world.add_person("Eve")
         put(data, {f"gofer/users/{await person_id(house, 'Ann')}.md": "Ann is expecting a child."})
+        telegram.methods.privacy = False
+        telegram.phones.say(eve, group, "What do you know about Ann?")
         telegram.phones.say(ann, group, f"@{telegram.bot.username} hello")
         await house.answers(group, 1)
         telegram.phones.say(bob, his, "hello")
         await house.answers(his, 1)
         for number in (0, 1):
-            assert "expecting" not in system(model, number), "neither in a group nor to somebody else"
+            assert "expecting" not in system(model, number), "neither in a group nor to another member"
             assert "A team." in system(model, number)
             assert "Never gossip." in system(model, number)
             assert "\nGossip." not in system(model, number)

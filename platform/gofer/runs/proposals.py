@@ -32,7 +32,7 @@ from gofer.jobs.outcome import OWNERS, Dead, Done, Draft, Outcome
 from gofer.jobs.queue import SERVICE, Claim, submit
 from gofer.jobs.worker import Run
 from gofer.outbox.role_questions import ask_role
-from gofer.runs.agent_files import PROPOSE, AgentFiles, AgentSpec
+from gofer.runs.agent_files import AGENT_LAYER, PROPOSE, SETTINGS, AgentFiles, AgentPaths, AgentSpec
 from gofer.runs.agent_writer import check_layer
 from gofer.runs.layers import PEOPLE, LayerError, read_text, replaced_section, write_atomically
 from gofer.runs.store_adapters import StoreBlobs, started_with
@@ -89,10 +89,9 @@ class RunIdentity:
         return spec.model_copy(update={"instructions": packet.text}), (name, packet.digest)
 
     async def tools(self, claim: Claim, spec: AgentSpec) -> list[Tool[Any]]:
-        """The tool to propose who it is, for an agent that is not in flat files."""
-        paths = self.agents.paths(spec.name)
-        if not self.agents.layered or (paths.folder is None and paths.settings.exists()):
-            return []  # a folder beside flat files would be an error
+        """The tool to propose who it is. An agent in flat files has it, too: it is told what has to be done first."""
+        if not self.agents.layered:
+            return []
         person = await self.database.read(partial(private_person, conversation_id=str(claim.conversation_id)))
         return [proposal_tool(self.database, self.vault, self.agents, claim, spec.name, person)]
 
@@ -171,9 +170,7 @@ def _proposal(agents: AgentFiles, agent: str, person: str | None, arguments: Pro
     own, shared = agents.directory / agent / file, agents.directory / file
     paths = agents.paths(agent)
     if paths.folder is None and paths.settings.exists():
-        raise Conflict(
-            f"You are in the flat file {paths.settings.name}. Whoever runs Gofer has to give you a folder."
-        )
+        raise Conflict(_move_first(paths))
     before = _text(own) if own.exists() else _text(shared)
     text = replaced_section(before, arguments.heading, arguments.text)
     check_layer(arguments.layer, text)
@@ -183,6 +180,19 @@ def _proposal(agents: AgentFiles, agent: str, person: str | None, arguments: Pro
     lines = difflib.unified_diff(before.splitlines(), text.splitlines(), where, where, lineterm="")
     reason = " ".join(arguments.reason.replace("`", "'").split())
     return Proposal(agent, where, _digest(_text(own)), text, "\n".join(lines), reason)
+
+
+def _move_first(paths: AgentPaths) -> str:
+    """What an agent in flat files is told: there is no place for what it proposes, and a folder beside them would be
+    an error."""
+    folder = f"agents/{paths.name}"
+    moves = [f"mv agents/{paths.settings.name} {folder}/{SETTINGS}"]
+    if paths.notes.exists():
+        moves.append(f"mv agents/{paths.notes.name} {folder}/{AGENT_LAYER}")
+    return (
+        f"You are in the flat file {paths.settings.name}, which has no place for this. Tell the person who runs Gofer to "
+        f"move it into a folder, in the data directory: mkdir {folder} && {' && '.join(moves)}. Then propose it again."
+    )
 
 
 def _check_place(directory: Path, path: Path) -> None:

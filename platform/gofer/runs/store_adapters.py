@@ -44,6 +44,8 @@ from gofer.store.tables import ASIDE, SCHEDULE, messages, participants, question
 from gofer.vault.envelope import DataKey, Vault
 
 CHECKPOINT = "context.checkpoint"
+SHRINKING = ("context.cleared", CHECKPOINT)
+"""Events that take something out of the prompt."""
 
 Write = Callable[[str, bytes], Awaitable[None]]
 """Writes a file into the run's shell."""
@@ -81,6 +83,8 @@ class StoreJournal:
             )
         )
         crash_point("journal.appended")
+        if kind in SHRINKING:
+            crash_point("memory.kept")
         return event_id
 
     async def load(self) -> Sequence[JournalEvent]:
@@ -140,6 +144,8 @@ def append_event(
             .where(participants.c.id == claim.participant_id)
             .values(summary=seal(key, kept, "summary", claim.participant_id))
         )
+    if kind in SHRINKING:
+        crash_point("memory.keeping")
     return event_id
 
 
@@ -380,7 +386,9 @@ def _between(
     found = fast_sql.fetch(connection, _HISTORY, {**place, "after": after, "upto": to, "newest": newest})
     key = conversation_key(connection, vault, _of(claim))
     forgotten = forgotten_turns(connection, _of(claim))
-    return [_open_message(connection, key, row, own, to) for row in reversed(found) if row.seq not in forgotten]
+    return [
+        _open_message(connection, key, row, own, to) for row in reversed(found) if row.seq not in forgotten
+    ]
 
 
 _SAID = messages.c

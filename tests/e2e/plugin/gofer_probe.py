@@ -46,13 +46,15 @@ class Probe(Hello):
 
 class Mark(Arguments):
     line: str
+    times: int = 1
+    """How often the result says it."""
 
 
 async def mark(arguments: Mark, context: ToolContext) -> ToolResult:
     """Append a line to the file that GOFER_TEST_MARKS names: what a command does to the world."""
     with open(os.environ["GOFER_TEST_MARKS"], "a") as file:
         file.write(arguments.line + "\n")
-    return ToolResult(f"marked {arguments.line}")
+    return ToolResult("\n".join([f"marked {arguments.line}"] * arguments.times))
 
 
 def tools() -> list[Tool[Any]]:
