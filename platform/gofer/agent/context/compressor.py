@@ -31,8 +31,8 @@ KEEP_RESULTS = 14_000
 """Tokens of results in the last rounds that stay, beyond the very last."""
 MIN_KEPT = 2
 MAX_ASKED = 18_500
-"""Tokens of what was asked that are kept word for word, where the model's window has room: 48,000 characters of the task
-and 16,000 of what was said since."""
+"""Tokens of what was asked that are kept word for word, where the model's window has room: 48,000 characters of the
+task and 16,000 of what was said since."""
 _RULE = re.compile(
     r"\b(always|never|from now on|in (?:the )?future|do not|don['’]t|must|remember|make sure|only ever|"
     r"under no circumstances|at all times|whenever|prefer|insist)\b",
