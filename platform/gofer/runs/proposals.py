@@ -191,7 +191,8 @@ def _move_first(paths: AgentPaths) -> str:
         moves.append(f"mv agents/{paths.notes.name} {folder}/{AGENT_LAYER}")
     return (
         f"You are in the flat file {paths.settings.name}, which has no place for this. Tell the person who runs Gofer "
-        f"to move it into a folder, in the data directory: mkdir {folder} && {' && '.join(moves)}. Then propose it again."
+        f"to move it into a folder, in the data directory: mkdir {folder} && {' && '.join(moves)}. "
+        "Then propose it again."
     )
 
 
