@@ -303,6 +303,8 @@ class Work(Scope):
 
     def _pull_body(self, wanted: Pull, context: ToolContext) -> str:
         closes = f"\n\nFixes #{self.place.number}" if self.message.kind == "issue" else ""
+        if self.message.command == "goal":
+            closes = f"\n\nPart of the goal whose checklist is in #{self.place.number}.{closes}"
         login = self.message.facts.get("login")
         asked = f"\n\nAsked for by @{login}." if login else ""
         parts = {"Why": wanted.why, "Tested": wanted.tested, "Uncertain": wanted.uncertain}

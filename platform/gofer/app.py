@@ -30,6 +30,7 @@ from gofer.connections.inflow import CATCH_UP, POLL, SET_UP, ensure_catch_up, en
 from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import GoferError
 from gofer.goals.handler import GoalDriver, goal_apology
+from gofer.goals.requests import GoalTools
 from gofer.intake.admit import Admitter, StrangerLimit
 from gofer.intake.polling import Poller
 from gofer.intake.receive import Gate, Intake, Refusals
@@ -456,6 +457,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         observer=Observers(platform.live, platform.signals, progress),
         recall=platform.recall,
         self_update=partial(_self_update_tools, platform),
+        goal_tools=GoalTools(database, vault, settings, platform.signals).of_run,
     )
     outbox = Outbox(
         database=database,

@@ -53,6 +53,8 @@ class Job(Shape):
     covers_from: int
     covers_to: int | None
     unique_key: str | None
+    parent_id: int | None
+    """The job that made it and may wait for it."""
     reason: str
     created_at: float
     finished_at: float | None

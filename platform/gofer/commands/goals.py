@@ -121,7 +121,7 @@ def _listed(connection: Connection, vault: Vault, claim: Claim) -> str:
 
 
 def _line(connection: Connection, vault: Vault, goal: Any) -> str:
-    text = " ".join(records.asked_of(connection, vault, goal).text.split())
+    text = " ".join(records.request_of(connection, vault, goal).text.split())
     done, total = records.task_count(connection, goal.id)
     steps = f", {done} of {total} tasks done" if total else ""
     return f"`{goal.id}` {goal.state}{steps}: {text[:80]}"

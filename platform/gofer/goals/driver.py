@@ -138,7 +138,7 @@ def advance(connection: Connection, vault: Vault, claim: Claim, rules: Rules) ->
     this.read()
     if this.goal.state in records.OVER:
         return this, GoalEnd(this.goal.state, this.goal.reason)
-    this.asked = records.asked_of(connection, vault, this.goal)
+    this.asked = records.request_of(connection, vault, this.goal)
     _settle_lost(this)
     step = _stopped(this) or _unready(this) or _drive(this)
     if isinstance(step, GoalEnd):

@@ -185,7 +185,7 @@ def hold_goal(connection: Connection, goal_id: str) -> Any:
     return find_goal(connection, goal_id)
 
 
-def asked_of(connection: Connection, vault: Vault, goal: Any) -> GoalRequest:
+def request_of(connection: Connection, vault: Vault, goal: Any) -> GoalRequest:
     """What was asked; raises NotFound when the conversation is purged."""
     if goal.sealed is None:
         raise NotFound("This goal's conversation was purged.")

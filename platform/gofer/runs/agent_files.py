@@ -50,6 +50,8 @@ log = structlog.get_logger()
 
 PROPOSE = "propose_identity"
 """The tool with which an agent proposes to change who it is."""
+SUGGEST_GOAL, TELL_GOAL = "suggest_goal", "tell_goal"
+"""The tools by which a run makes something a goal, with consent, and passes words on to one."""
 GET_SOURCE, PROPOSE_RELEASE = "gofer_source", "propose_release"
 """The tools with which an agent changes Gofer itself."""
 SETTINGS = "agent.toml"
@@ -460,6 +462,6 @@ def known_tools() -> frozenset[str]:
     """Built in, from plugins, and from integrations. Looked for once: what is installed stays while we run."""
     brought = (tool.name for tool in [*builtin_tools(), *plugin_tools()])
     installed = IntegrationRegistry.installed().integrations.values()
-    return frozenset((*brought, PROPOSE, GET_SOURCE, PROPOSE_RELEASE)).union(
+    return frozenset((*brought, PROPOSE, SUGGEST_GOAL, TELL_GOAL, GET_SOURCE, PROPOSE_RELEASE)).union(
         *(each.tool_names for each in installed)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -105,6 +105,10 @@ SelfUpdateTools = Callable[[Claim, AgentSpec, StoredMessage], list[Tool[Any]]]
 """The tools with which an agent that may do so changes Gofer itself, for whoever asked."""
 
 
+ToolsOfRun = Callable[[Claim, StoredMessage], Awaitable[list[Tool[Any]]]]
+"""Further tools of a run that a message asked for."""
+
+
 class RunObserver:
     """Is told what a run does as it goes. Contract: neither blocks nor raises."""
 
@@ -136,6 +140,7 @@ class Answerer:
         observer: RunObserver | None = None,
         recall: Recall | None = None,
         self_update: SelfUpdateTools | None = None,
+        goal_tools: ToolsOfRun | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -153,6 +158,7 @@ class Answerer:
         self._observer = observer or RunObserver()
         self._recall = recall or Recall(database, vault)
         self._self_update = self_update
+        self._goal_tools = goal_tools
         self._plugins = plugin_tools()  # looked for once: reading every package's entry points takes long
 
     async def handle(self, run: Run) -> Outcome:
@@ -213,6 +219,7 @@ class Answerer:
         async with self._loans.job() as job:
             tools, grants = await self._tools(asker, job), await self._shell_grants(asker, job)
             tools += await self._identity.tools(claim, spec)
+            tools += await self._goal_tools(claim, asker) if self._goal_tools is not None else []
             if self._self_update is not None and spec.self_update:
                 tools += self._self_update(claim, spec, asker)
             async with self._shells.lend(claim, asker.trust, grants, run.cancelled) as shell:

@@ -101,7 +101,7 @@ def _described(connection: Connection, vault: Vault, row: Any) -> dict[str, Any]
     text, name = "", ""
     try:
         row_macs.require(connection, goals, row)
-        asked = records.asked_of(connection, vault, row)
+        asked = records.request_of(connection, vault, row)
         text, name = asked.text, asked.name
     except GoferError:
         pass
