@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import select
+from collections.abc import Callable
 from pathlib import Path
 
 from gofer_sandbox.errors import InvalidInput
@@ -15,39 +16,70 @@ _PAGE_MAXIMUM = 1024 * 1024
 
 
 class Capture:
-    """Keeps at most `cap` bytes in memory and `spool` bytes on disk of any amount of output.
+    """Keeps at most `cap` bytes of any amount of output for the result, and `spool` bytes in a file.
 
-    Every piece goes through the file, so that a server that takes over finds what the dead one had read.
+    The kernel moves every piece to the file, so that a server that takes over finds what the dead one had taken; it is
+    read when the command has ended. What has no place there is kept in memory, as far as the result shows it.
     """
 
     def __init__(self, path: str, cap: int, spool: int) -> None:
-        self.path, self.total = path, 0
-        self._written = False
+        self.path, self.total, self.text = path, 0, ""
         self._half, self._room = max(1, cap // 2), spool
+        self._file, self._spooled = -1, 0
+        self._written = False
         self._head, self._tail = bytearray(), bytearray()
+        """Of what is not in the file."""
         self._end = 0
         """Of what is used of the tail: the last of the output is before it."""
-        self._file = -1
-        self._spooled = 0
 
-    def take(self, source: int, size: int) -> bytes | memoryview:
-        """The next piece of what a pipe holds, valid until the one after; nothing at its end, BlockingIOError when it
-        is only empty."""
-        if self._room > 0 or len(self._head) < self._half:
-            data = self._spool(source, min(size, self._room)) if self._room > 0 else None
-            if data is None:
-                data = os.read(source, size)
-            self._keep(data)
-            return data
-        self._make_room(size)
-        view = memoryview(self._tail)[self._end : self._end + size]
-        taken = os.readv(source, [view])
-        self._end += taken
+    def take(self, source: int, size: int, show: Callable[[bytes], None] | None = None) -> int:
+        """Take the next piece of what a pipe holds and say how much it was: nothing at its end, BlockingIOError when it
+        is only empty. `show` is given that piece."""
+        taken = self._spool(source, min(size, self._room), show) if self._room > 0 else None
+        if taken is None:
+            taken = self._read(source, size, show)
         self.total += taken
-        return view[:taken]
+        return taken
+
+    def _spool(self, source: int, size: int, show: Callable[[bytes], None] | None) -> int | None:
+        """Take a piece through the file; None when the disk has no room for it, which must not take the session
+        down: the result still has head and tail."""
+        if self._file < 0 and not holds(source):
+            return 0
+        try:
+            if self._file < 0:
+                self._file, self._written = _open(self.path), True
+            taken = through(source, self._file, self._spooled, size)
+        except BlockingIOError:
+            raise
+        except OSError:
+            self._room = 0
+            return None
+        if show and taken:
+            show(os.pread(self._file, taken, self._spooled))
+        self._spooled += taken
+        self._room -= taken
+        return taken
+
+    def _read(self, source: int, size: int, show: Callable[[bytes], None] | None) -> int:
+        """Into memory: as much as is missing of the head, then to the end of the tail, where what is too far from the
+        end goes."""
+        missing = self._half - self._spooled - len(self._head)
+        if missing > 0:
+            data = os.read(source, min(size, missing))
+            self._head += data
+            taken = len(data)
+        else:
+            self._make_room(size)
+            view = memoryview(self._tail)[self._end : self._end + size]
+            taken = os.readv(source, [view])
+            data = bytes(view[:taken]) if show else b""
+            self._end += taken
+        if show and data:
+            show(data)
+        return taken
 
     def _make_room(self, size: int) -> None:
-        """For that much at the end of the tail: what is too far from the end goes."""
         if self._end + size > len(self._tail):
             last = self._tail[max(0, self._end - self._half) : self._end]
             if len(self._tail) < self._half + 2 * size:
@@ -55,70 +87,25 @@ class Capture:
             self._tail[: len(last)] = last
             self._end = len(last)
 
-    def _spool(self, source: int, size: int) -> bytes | None:
-        """Take a piece through the file; None when the disk has no room for it, which must not take the session
-        down: the result still has head and tail."""
-        if self._file < 0 and not holds(source):
-            return b""
-        try:
-            if self._file < 0:
-                self._file = _open(self.path)
-                self._written = True
-            data = through(source, self._file, self._spooled, size)
-        except BlockingIOError:
-            raise
-        except OSError:
-            self._room = 0
-            return None
-        self._spooled += len(data)
-        self._room -= len(data)
-        return data
-
-    def _keep(self, data: bytes) -> None:
-        self.total += len(data)
-        missing = self._half - len(self._head)
-        if missing > 0:
-            self._head += data[:missing]
-            data = data[missing:]
-        if data:
-            data = data[-self._half :]
-            self._make_room(len(data))
-            self._tail[self._end : self._end + len(data)] = data
-            self._end += len(data)
-
     def recover(self) -> bool:
-        """Take in what an earlier server had already read and written to the file; False when it may have read more
-        than it could write there."""
-        try:
-            with open(self.path, "rb") as file:
-                self._written = True
-                while piece := file.read(_PAGE_MAXIMUM):
-                    self._keep(piece)
-                    self._spooled += len(piece)
-                    self._room -= len(piece)
-        except FileNotFoundError:
-            pass
+        """Go on behind what an earlier server had already put in the file; False when it may have read more than it
+        could write there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._file = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._written = True
+            self.total = self._spooled = os.fstat(self._file).st_size
+            self._room -= self._spooled
         return self._room > 0
 
     @property
     def kept(self) -> int:
         """How many bytes `text` stands for."""
-        return len(self._head) + min(self._end, self._half)
+        return min(self.total, 2 * self._half)
 
     @property
     def dropped(self) -> int:
         """How many bytes `text` leaves out."""
         return self.total - self.kept
-
-    def text(self) -> str:
-        """Beginning and end, with a line between them that says what is missing."""
-        if not self.total:
-            return ""
-        tail = bytes(self._tail[max(0, self._end - self._half) : self._end])
-        if not self.dropped:
-            return (bytes(self._head) + tail).decode("utf-8", "replace")
-        head = bytes(self._head).decode("utf-8", "replace")
-        return f"{head}\n[… {self.dropped} bytes left out …]\n{tail.decode('utf-8', 'replace')}"
 
     def release(self) -> None:
         """Stop writing, and leave the file to whoever comes after."""
@@ -128,9 +115,23 @@ class Capture:
         self._room = 0
 
     def close(self) -> Path | None:
-        """Stop writing; where the whole is, when the text does not say everything."""
+        """Stop writing, and put beginning and end in `text`, with a line between them that says what is missing; where
+        the whole is, when something is."""
+        if self.total:
+            first = min(self._half, self._spooled)
+            tail = bytes(self._tail[max(0, self._end - self._half) : self._end])
+            begin = max(first, self._spooled - self._half + len(tail))
+            head, tail = self._stored(0, first) + self._head, self._stored(begin, self._spooled) + tail
+            if self.dropped:
+                texts = head.decode("utf-8", "replace"), tail.decode("utf-8", "replace")
+                self.text = f"\n[… {self.dropped} bytes left out …]\n".join(texts)
+            else:
+                self.text = (head + tail).decode("utf-8", "replace")
         self.release()
         return Path(self.path) if self.dropped else None
+
+    def _stored(self, begin: int, end: int) -> bytes:
+        return os.pread(self._file, end - begin, begin) if begin < end and self._file >= 0 else b""
 
     def discard(self) -> None:
         """Remove the file if the text says everything. Until the journal says that the command has ended, a server that
@@ -169,7 +170,7 @@ class BackgroundLog:
             return False
         try:
             end = os.lseek(file, 0, os.SEEK_END)
-            added = len(through(source, file, end, min(size, self._bound - end))) if end < self._bound else 0
+            added = through(source, file, end, min(size, self._bound - end)) if end < self._bound else 0
         except BlockingIOError:
             raise
         except OSError:
@@ -198,20 +199,19 @@ def holds(pipe: int) -> bool:
     return bool(events[0][1] & select.POLLIN)
 
 
-def through(source: int, file: int, offset: int, size: int) -> bytes:
-    """A piece of what a pipe holds, moved to a file by the kernel: whoever is killed meanwhile leaves every byte in one
-    or the other."""
+def through(source: int, file: int, offset: int, size: int) -> int:
+    """Have the kernel move a piece of what a pipe holds to a file, and say how much: whoever is killed meanwhile leaves
+    every byte in one or the other."""
     try:
-        moved = os.splice(source, file, size, offset_dst=offset, flags=os.SPLICE_F_NONBLOCK)
+        return os.splice(source, file, size, offset_dst=offset, flags=os.SPLICE_F_NONBLOCK)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    else:
-        return os.pread(file, moved, offset)
     data = os.read(source, size)  # into a file system that cannot do so
-    with contextlib.suppress(OSError):
-        os.pwrite(file, data, offset)
-    return data
+    view = memoryview(data)
+    while view:
+        view = view[os.pwrite(file, view, offset + len(data) - len(view)) :]
+    return len(data)
 
 
 def _open(path: Path | str) -> int:

@@ -213,8 +213,8 @@ class Session:
         return Result(
             number=outcome.number,
             exit_code=outcome.exit_code,
-            output=captures[0].text() if captures else "",
-            errors=captures[1].text() if len(captures) > 1 else "",
+            output=captures[0].text if captures else "",
+            errors=captures[1].text if len(captures) > 1 else "",
             cwd=outcome.cwd,
             duration=time.monotonic() - began,
             timed_out=outcome.timed_out,

@@ -19,10 +19,14 @@ from pathlib import Path
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
 
-_CHUNKS_AT_ONCE = 8
 _LOT = 32 * 1024
 """Half of what a FIFO holds at first: who finds so much in it has more to come."""
-_PIPE = _CHUNK = 256 * 1024
+_CHUNK = 256 * 1024
+_PIPE, _NARROW = 1024 * 1024, 64 * 1024
+"""What a FIFO is made to hold while a command prints a lot, which is the most that an ordinary user may have, and what
+it holds else."""
+_FILL_PAUSE = 0.001
+"""Seconds that a FIFO is left to fill: to be woken for every few lines costs more than to read them."""
 _PAUSE = 0.05
 _BACKGROUND_CHUNK = 64 * 1024
 _HELD_AT_MOST = 64
@@ -90,14 +94,13 @@ class Stream:
         """Whether nothing is in it that is not at its end."""
         return not self.poll.poll(0)
 
-    def widen(self) -> None:
-        """Give the FIFO more room; worth its cost only for a lot of output."""
+    def resize(self, size: int) -> None:
+        """Have the FIFO hold so much."""
         import fcntl  # not there on every system that may import this
 
-        if not self.wide:
-            self.wide = True
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, _PIPE)
+        self.wide = size > _NARROW
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, size)
 
     def release(self) -> None:
         if self.hold >= 0:
@@ -271,13 +274,23 @@ class Outputs:
             ):  # somebody found its name, or runs on: it waits
                 self._ignore(stream)
             return
+        taken = 0
         with contextlib.suppress(BlockingIOError):
-            for _ in range(_CHUNKS_AT_ONCE):
+            while taken < _PIPE:
                 size = self._listener.output(index, stream.reader, _CHUNK)
                 if not size:
                     return
-                if size >= _LOT:
-                    stream.widen()
+                if size >= _LOT and not stream.wide:
+                    stream.resize(_PIPE)
+                taken += size
+        if stream.wide and taken < _PIPE // 2:
+            self._ignore(stream)
+            self._loop.call_later(_FILL_PAUSE, self._read_more, index, stream)
+
+    def _read_more(self, index: int, stream: Stream) -> None:
+        if stream in self._streams:
+            self._hear(index, stream)
+            self._on_output(index, stream)
 
     def finish(self) -> None:
         """Everything the command wrote before its status is in the FIFO by now, which holds no more than this."""
@@ -294,6 +307,8 @@ class Outputs:
         ended, self._ended = self._ended, []
         for stream in ended:
             stream.release()
+            if stream.wide:
+                stream.resize(_NARROW)
             if not self._at_end(stream):
                 self._ignore(stream)
                 self._leave_open(stream)

@@ -8,6 +8,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from gofer_sandbox import processes
@@ -250,13 +251,16 @@ class Shell:
 
     def output(self, stream: int, source: int, size: int) -> int:
         """Take a piece of output from the wire."""
-        data = self.captures[stream - 1].take(source, size)
-        if data and self._on_output:
-            try:
-                self._on_output(stream, bytes(data))
-            except Exception:  # noqa: BLE001 a listener's fault must not cost the command its result
-                self._on_output = None
-        return len(data)
+        return self.captures[stream - 1].take(
+            source, size, partial(self._show, stream) if self._on_output else None
+        )
+
+    def _show(self, stream: int, data: bytes) -> None:
+        try:
+            if self._on_output:
+                self._on_output(stream, data)
+        except Exception:  # noqa: BLE001 a listener's fault must not cost the command its result
+            self._on_output = None
 
     def background(self, number: int, source: int, size: int) -> bool:
         """Take a piece of what a finished command's processes still print."""
