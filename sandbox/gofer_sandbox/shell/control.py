@@ -13,7 +13,7 @@ from gofer_sandbox.shell.outputs import Outputs, Ownership, Stream, write_all
 from gofer_sandbox.shell.scripts import Channel
 
 
-def prepare(control: Path, keeper: str, owner: Ownership, channel: Channel) -> None:
+def prepare(control: Path, keeper: dict[str, str], owner: Ownership, channel: Channel) -> None:
     """Fill a new control directory: what everything goes through, what every shell runs, the files that the server
     fills later, and last what PID 1 runs."""
     for name in scripts.OUTPUTS if channel.attested else ("in", "st", *scripts.OUTPUTS):
@@ -26,7 +26,7 @@ def prepare(control: Path, keeper: str, owner: Ownership, channel: Channel) -> N
         **_COMMAND,
         "state": "",
         "options": "",
-        "keeper": keeper,
+        **keeper,
     }
     for name, text in files.items():
         owner.write(f"{control}/{name}", text)

@@ -120,12 +120,12 @@ class Channel:
         own = HELD if self.attested else _STATUS
         named = r"printf '\0S%s\0' $child >&0" if self.attested else ":"
         return f"""trap : $signals; set -m
-  {shell} --noprofile --rcfile {self.control}/rc --noediting -i <&0 {own}>&- {closing} &
-  child=$!
-  set +m; trap '' $signals
-  {named}
-  wait "$child"; status=$?
-  ((status < 128 + 19 || status > 128 + 22)) || kill -KILL $child"""
+{shell} --noprofile --rcfile {self.control}/rc --noediting -i <&0 {own}>&- {closing} &
+child=$!
+set +m; trap '' $signals
+{named}
+wait "$child"; status=$?
+((status < 128 + 19 || status > 128 + 22)) || kill -KILL $child"""
 
 
 def keeper(
@@ -136,8 +136,9 @@ def keeper(
     entrances: Sequence[int] = (),
     besides: Sequence[int] = (),
     locale: str = "",
-) -> str:
-    """PID 1: it sets limits nobody inside can raise, then starts a shell whenever the server says so.
+) -> dict[str, str]:
+    """PID 1: it sets limits nobody inside can raise, then starts a shell whenever the server says so. As files, for what
+    bash has read of a loop it keeps in memory as long as that goes on; most sessions never come to the loop.
 
     `entrances` are the descriptors of its control groups, which it enters before all else and then lets go of, as
     it does of those `besides`.
@@ -168,29 +169,30 @@ def keeper(
     closing = " ".join(f"{fd}<&-" for fd in held)
     shell = f'{locale} "$BASH"'.strip()
     status = channel._keepers()
-    return f"""
-exec >/dev/null 2>&1
+    step = f". {channel.control}/await || . {channel.control}/start"
+    begin = f"""exec >/dev/null 2>&1
 {enter(entrances, besides)}
 {channel._open()}
 {holding}
 {"; ".join(f"ulimit {one}" for one in ulimits)}
 signals='HUP INT QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM XCPU XFSZ VTALRM PROF SYS'
 trap '' $signals
-death=0 status=0 answer=
-while :; do
-  waited=0
-  while :; do
-    read -r -t $((waited < 60 ? 1 : 600)) answer
-    got=$?
-    ((got)) || [[ $answer != ": $death" ]] || break
-    ((got != 1 && ++waited < (death ? 60 + 144 : 60))) || exit
-    ((got && waited > 60)) || printf '\\0X%s %s %s\\0' "$death" "$status" "$answer" >{status}
-  done
-  {channel._shell(shell, closing)}
-  death=$((death + 1))
-  printf '\\0X%s %s \\0' "$death" "$status" >{status}
-done
+death=0 status=0 waited=0
+{step}
+while :; do {step}; done
 """
+    wait = f"""read -r -t $((waited < 60 ? 1 : 600)) answer
+got=$?
+((got)) || [[ $answer != ": $death" ]] || return
+((got != 1 && ++waited < (death ? 60 + 144 : 60))) || exit
+((got && waited > 60)) || printf '\\0X%s %s %s\\0' "$death" "$status" "$answer" >{status}
+:
+"""
+    start = f"""{channel._shell(shell, closing)}
+death=$((death + 1)) waited=0
+printf '\\0X%s %s \\0' "$death" "$status" >{status}
+"""
+    return {"await": wait, "start": start, "keeper": begin}
 
 
 def enter(entrances: Sequence[int], besides: Sequence[int] = ()) -> str:
@@ -203,7 +205,8 @@ def enter(entrances: Sequence[int], besides: Sequence[int] = ()) -> str:
 def rc(channel: Channel) -> str:
     """What every user shell begins with; options come last, for `set -e` must not see the lines above.
 
-    The traps run amid a command, whose `set -x` must not print them.
+    The traps run amid a command, whose `set -x` must not print them. Limits are told where a shell before may have had
+    others.
     """
     control, status = channel.control, channel.status
     return f"""
@@ -217,7 +220,7 @@ shopt -u checkwinsize
 FUNCNEST=2000
 BASH_N=0 BASH_M=0 BASH_S=
 \\builtin printf '\\0R%s %s\\0L' "$$" "$PWD" >{status}
-\\builtin ulimit -a >{status}
+\\builtin test -s {control}/state && \\builtin ulimit -a >{status}
 \\builtin printf '\\0' >{status}
 \\builtin . {control}/options
 """
