@@ -189,6 +189,8 @@ class Bubblewrap:
         """Everything that blocks: hand over the workspace, make the groups, and spawn; what is in the control
         directory, and the groups' limits, only while bubblewrap is at work. The keeper has both ends of the channel
         where it is to outlive us, and dies with us where not."""
+        import fcntl  # not there on every system that may import this
+
         assert probe.bwrap is not None
         assert probe.etc is not None
         disk_by = self._hold_disk(spec)
@@ -202,7 +204,9 @@ class Bubblewrap:
         group = probe.groups.make(spec.id) if probe.groups else None
         entrances = group.entrances() if group else []
         ours, theirs = socket_wire.pair()
-        ends = [theirs.detach(), *([os.dup(ours.fileno())] if spec.survives else [])]
+        with theirs:
+            passed = [theirs, *([ours] if spec.survives else [])]
+            ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, scripts.BEYOND) for end in passed]
         channel = scripts.Channel(scripts.INSIDE, *ends)
 
         def fill(besides: int) -> None:

@@ -30,6 +30,8 @@ pipe, of which the kernel gives an ordinary user about a thousand of full size."
 OUTPUTS = tuple(f"{kind}{slot}" for slot in range(1, SLOTS + 1) for kind in "oe")
 KEEPER_OPTIONS = ("--noprofile", "--norc", "-p")
 """The keeper takes neither functions nor `BASH_ENV` from the caller's environment, which is for the shell."""
+BEYOND = 20
+"""From here on the keeper uses no descriptor of its own choice."""
 HELD = 9
 """The keeper's descriptor of the server's end of the channel, from which the next server takes it."""
 _STATUS = 8
@@ -74,7 +76,8 @@ def _source(fifos: tuple[str, ...], control: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """How server and shell speak: over a socket that the keeper gets as descriptor `theirs`, or by FIFOs.
+    """How server and shell speak: over a socket that the keeper gets as descriptor `theirs`, beyond those it uses
+    itself, or by FIFOs.
 
     `ours` is a copy of the server's end for the keeper to hold, so that the channel outlives the server; without one
     the keeper ends when the server does."""
@@ -100,29 +103,28 @@ class Channel:
     def _open(self) -> str:
         if not self.attested:
             return f"exec 0<>{self.control}/in {_STATUS}<>{self.control}/st"
-        held = f"{HELD}<&{self.ours} {self.ours}<&-" if self.ours not in (-1, HELD) else ""
-        return (
-            f"exec 0<&{self.theirs} {self.theirs}<&-\nexec {held}"
-            if held
-            else f"exec 0<&{self.theirs}" + (f" {self.theirs}<&-" if self.theirs else "")
-        )
+        held = f" {HELD}<&{self.ours} {self.ours}<&-" if self.ours >= 0 else ""
+        return f"exec 0<&{self.theirs} {self.theirs}<&-{held}"
 
     def _shell(self, shell: str, closing: str) -> str:
         """Lines that run a shell to its end and put how it ended in `status`.
 
         On a socket only the keeper can say who the shell is: anything inside can look like it. So the shell is started
         in the background, with job control on, or it would ignore interrupts for ever; and with signals trapped, not
-        ignored, or it would ignore them all.
+        ignored, or it would ignore them all. For the first there is nothing to trap yet: PID 1 gets no signal from
+        inside that it has not asked for. Outputs are held while that one comes up, and before the server is told of it.
 
         `wait` comes after both are off. A trapped signal that arrives between the kernel's answer and bash's note of it
         loses the child's end, and `wait -f` would then ask the kernel for ever. Job control would end `wait` with a
         shell that is only stopped. One that was stopped before that is ended."""
         own = HELD if self.attested else _STATUS
         named = r"printf '\0S%s\0' $child >&0" if self.attested else ":"
-        return f"""trap : $signals; set -m
+        return f"""((death)) && trap : $signals
+set -m
 {shell} --noprofile --rcfile {self.control}/rc --noediting -i <&0 {own}>&- {closing} &
 child=$!
 set +m; trap '' $signals
+((death)) || . {self.control}/hold
 {named}
 wait "$child"; status=$?
 ((status < 128 + 19 || status > 128 + 22)) || kill -KILL $child"""
@@ -173,10 +175,8 @@ def keeper(
     begin = f"""exec >/dev/null 2>&1
 {enter(entrances, besides)}
 {channel._open()}
-{holding}
 {"; ".join(f"ulimit {one}" for one in ulimits)}
 signals='HUP INT QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM XCPU XFSZ VTALRM PROF SYS'
-trap '' $signals
 death=0 status=0 waited=0
 {step}
 while :; do {step}; done
@@ -192,7 +192,7 @@ got=$?
 death=$((death + 1)) waited=0
 printf '\\0X%s %s \\0' "$death" "$status" >{status}
 """
-    return {"await": wait, "start": start, "keeper": begin}
+    return {"await": wait, "start": start, "hold": holding, "keeper": begin}
 
 
 def enter(entrances: Sequence[int], besides: Sequence[int] = ()) -> str:
