@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 
 from gofer_sandbox.errors import SandboxOwned
@@ -39,25 +40,10 @@ class LiveState:
     lost: bool = False
     """Whether state was lost with a shell and nobody may have been told."""
 
-    def line(self) -> bytes:
-        """As JSON; by hand, for it is written twice with every command."""
-        return (
-            b'{"number":%d,"running":%s,"separate":%s,"started":%.6f,"clock":%d,"deadline":%.6f,"shell":%d,'
-            b'"expected":%d,"deaths":%d,"code":%d,"lost":%s}'
-            % (
-                self.number,
-                b"true" if self.running else b"false",
-                b"true" if self.separate else b"false",
-                self.started,
-                self.clock,
-                self.deadline,
-                self.shell,
-                self.expected,
-                self.deaths,
-                self.code,
-                b"true" if self.lost else b"false",
-            )
-        )
+
+_FORMS = [f'"{field.name}":%{"f" if field.type == "float" else "d"}' for field in fields(LiveState)]
+_LINE = "{" + ",".join(_FORMS) + "}"
+_values = attrgetter(*(field.name for field in fields(LiveState)))
 
 
 class Journal:
@@ -96,8 +82,8 @@ class Journal:
         os.pwrite(self._fd, session.encode().ljust(_NAME), _SIZE)
 
     def write(self) -> None:
-        """Put down what `live` says now."""
-        os.pwrite(self._fd, self.live.line().ljust(_SIZE), 0)
+        """Put down what `live` says now, as JSON of numbers; by hand, for it is written twice with every command."""
+        os.pwrite(self._fd, (_LINE % _values(self.live)).encode().ljust(_SIZE), 0)
 
     def close(self) -> None:
         """Let another process take the session; also while one that is just being started has our descriptors."""

@@ -208,10 +208,15 @@ def through(source: int, file: int, offset: int, size: int) -> int:
         if error.errno != errno.EINVAL:
             raise
     data = os.read(source, size)  # into a file system that cannot do so
-    view = memoryview(data)
-    while view:
-        view = view[os.pwrite(file, view, offset + len(data) - len(view)) :]
+    write_at(file, data, offset)
     return len(data)
+
+
+def write_at(file: int, data: bytes, offset: int) -> None:
+    """Write every byte."""
+    written = os.pwrite(file, data, offset)
+    if written < len(data):
+        write_at(file, data[written:], offset + written)
 
 
 def _open(path: Path | str) -> int:

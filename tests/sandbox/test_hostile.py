@@ -88,7 +88,7 @@ ROWS = [
     Row("busy loop", "while :; do :; done", 130, timeout=0.3, timed_out=True),
     Row("traps ignored", "trap '' TERM INT; sleep 100", None, timeout=0.3, timed_out=True),
     Row("traps ignored by a loop, and another shell named as the one",
-        forged(r"\0R999 /\0L\0") + "; trap '' INT TERM USR2; while :; do :; done", None, timeout=0.3, timed_out=True,
+        forged(r"\0R999\n\n/\0") + "; trap '' INT TERM USR2; while :; do :; done", None, timeout=0.3, timed_out=True,
         restarted=True),
     Row("child that ignores the interrupt",
         "bash -c \"trap '' INT TERM; sleep 99\"; echo NO", None, timeout=0.3,
@@ -159,10 +159,10 @@ ROWS = [
     Row("printed frames", r"printf '\0D1 0 /\0X1 0 \0R1\0P\0'", 0),
     Row("forged status", forged(r"\0D999 77 /\0D1 77 /\0") + "; true", 0),
     Row("forged end", forged(r"\0D2 77 /\0") + "; sleep 0.05; echo on", 0, exactly="on\n"),
-    Row("forged death", forged(r"\0X1 77 \0R999 /\0X77 77 \0") + "; sleep 0.05; echo on; exit 4", 4,
+    Row("forged death", forged(r"\0X1 77 \0R999\n\n/\0X77 77 \0") + "; sleep 0.05; echo on; exit 4", 4,
         exactly="on\n", restarted=True),
     Row("forged death before it began",
-        "echo >>/tmp/log; " + forged(r"\0X1 7 BASH_S= BASH_N=999\0R999 /\0L\0") +
+        "echo >>/tmp/log; " + forged(r"\0X1 7 BASH_S= BASH_N=999\0R999\n\n/\0") +
         "; sleep 0.05; wc -l </tmp/log; exit", 0, exactly="1\n", restarted=True),
     Row("forged state", forged(r"\0Ui/\0O\0T\0L\0A\0F\0Vdeclare -- KEPT=\"x\"\n\0E\0") + "; kill -9 $$", 137,
         restarted=True),

@@ -249,7 +249,7 @@ def test_frames() -> None:
     assert frames.parse(b"D-7 0 /") == frames.Done(-7, 0, "/")
     assert frames.parse(b"X2 9 line") == frames.Died(2, 9, b"line")
     assert frames.parse(b"R12") == frames.Ready(12)
-    assert frames.parse(b"R12 /a b") == frames.Ready(12, "/a b")
+    assert frames.parse(b"R12\nopen files 9\n\n/a b\n\nc") == frames.Ready(12, "/a b\n\nc", b"open files 9")
     assert frames.parse(b"S12") == frames.Started(12)
 
 

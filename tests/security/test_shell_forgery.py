@@ -39,7 +39,7 @@ FORGES_DEATHS = """
 import os, time
 while True:
     for number in range(1, 9):
-        os.write(0, b"\\0X%d 0 \\0X%d 0 BASH_S= BASH_N=9\\0S2\\0R2 /\\0L\\0" % (number, number))
+        os.write(0, b"\\0X%d 0 \\0X%d 0 BASH_S= BASH_N=9\\0S2\\0R2\\n\\n/\\0" % (number, number))
     time.sleep(0.0005)
 """
 TAKES_LINES = """

@@ -283,9 +283,7 @@ def _reachable(workspace: Path, staging: Path, uid: int) -> tuple[Path, list[str
     return staging, [*through_mount(workspace, staging), *as_user(uid)]
 
 
-def _keeper(
-    spec: Spec, channel: scripts.Channel, entrances: Sequence[int], besides: int
-) -> dict[str, str]:
+def _keeper(spec: Spec, channel: scripts.Channel, entrances: Sequence[int], besides: int) -> dict[str, str]:
     """The keeper's scripts. Should this server die before it is there, bubblewrap's child finds none, and ends.
     `besides` is a descriptor that it has and does not need.
 

@@ -7,9 +7,10 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from gofer_sandbox.output import write_at
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.outputs import Outputs, Ownership, Stream, write_all
+from gofer_sandbox.shell.outputs import Outputs, Ownership, Stream
 from gofer_sandbox.shell.scripts import Channel
 
 
@@ -80,10 +81,7 @@ class ControlWire(Outputs, ABC):
         if fd < 0:
             fd = os.open(self._control / name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            written = os.pwrite(fd, data, 0)
-            if written < len(data):
-                os.lseek(fd, written, os.SEEK_SET)
-                write_all(fd, data[written:])
+            write_at(fd, data, 0)
             if len(data) != before:
                 os.ftruncate(fd, len(data))
         except OSError:

@@ -71,7 +71,6 @@ class Decoder:
     _partial: bytearray = field(default_factory=bytearray)
     _sections: dict[bytes, bytes] | None = None
     """Of the snapshot that is coming in."""
-    _ready: Ready | None = None
     _kept: int = 0
     _cut: bytes = b""
 
@@ -84,8 +83,7 @@ class Decoder:
         """The frames that are whole with this. A report comes alone, and is what is waited for."""
         if data[:2] == b"\0D" and data.find(b"\0", 2) == len(data) - 1 and not self._partial:
             self._sections = None
-            done = parse(data[1:-1])
-            if done:
+            if done := parse(data[1:-1]):
                 yield done
             return
         *whole, rest = data.split(b"\0")
@@ -110,9 +108,6 @@ class Decoder:
         kind, rest = frame[:1], frame[1:]
         if kind == b"U":
             self._sections, self._kept, self._cut = {b"U": rest}, len(rest), b""
-        elif kind == b"L" and self._ready is not None:
-            ready, self._ready = self._ready, None
-            yield Ready(ready.pid, ready.cwd, rest)
         elif kind in _SECTIONS and self._sections is not None:
             self._sections[kind] = rest
             self._kept += len(rest)
@@ -122,10 +117,7 @@ class Decoder:
             yield Snapped(sections[b"U"][:1] == b"e", sections, self._cut, after)
         else:
             self._sections = None
-            found = parse(frame)
-            if isinstance(found, Ready):
-                self._ready = found
-            elif found is not None:
+            if (found := parse(frame)) is not None:
                 yield found
 
 
@@ -140,8 +132,9 @@ def parse(data: bytes) -> Started | Ready | Done | Died | None:
             death, code, unread = rest.split(b" ", 2)
             return Died(int(death), int(code), unread)
         if kind == b"R":
-            pid, _, cwd = rest.partition(b" ")
-            return Ready(int(pid), cwd.decode("utf-8", "replace"))
+            said, _, cwd = rest.partition(b"\n\n")
+            pid, _, limits = said.partition(b"\n")
+            return Ready(int(pid), cwd.decode("utf-8", "replace"), limits)
         if kind == b"S":
             return Started(int(rest))
     except ValueError:

@@ -11,11 +11,11 @@ import contextlib
 import json
 import os
 import re
-import select
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from gofer_sandbox.output import write_at
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
 
@@ -55,18 +55,11 @@ class Ownership:
         data = text.encode() if isinstance(text, str) else text
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
         try:
-            write_all(fd, data)
+            write_at(fd, data, 0)
             if os.geteuid() == 0:
                 os.fchown(fd, -1, self.gid)
         finally:
             os.close(fd)
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write every byte."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 @dataclass(slots=True, eq=False)
@@ -81,18 +74,10 @@ class Stream:
     wide: bool = False
     heard: bool = False
     """Whether the loop tells us when there is something to read."""
-    poll: select.poll = field(default_factory=select.poll)
 
     @classmethod
     def open(cls, path: str, slot: int, number: int) -> Stream:
-        stream = cls(path, slot, number, os.open(path, _READ), os.open(path, _WRITE))
-        stream.poll.register(stream.reader, select.POLLIN)
-        return stream
-
-    @property
-    def silent(self) -> bool:
-        """Whether nothing is in it that is not at its end."""
-        return not self.poll.poll(0)
+        return cls(path, slot, number, os.open(path, _READ), os.open(path, _WRITE))
 
     def resize(self, size: int) -> None:
         """Have the FIFO hold so much."""
@@ -296,7 +281,7 @@ class Outputs:
         """Everything the command wrote before its status is in the FIFO by now, which holds no more than this."""
         self._ended, self._streams = self._streams, []
         for index, stream in enumerate(self._ended, 1):
-            budget = 0 if stream.silent else 2 * _PIPE
+            budget = 2 * _PIPE
             with contextlib.suppress(BlockingIOError):
                 while budget > 0 and (size := self._listener.output(index, stream.reader, _CHUNK)):
                     budget -= size

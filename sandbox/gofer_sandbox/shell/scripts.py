@@ -139,8 +139,8 @@ def keeper(
     besides: Sequence[int] = (),
     locale: str = "",
 ) -> dict[str, str]:
-    """PID 1: it sets limits nobody inside can raise, then starts a shell whenever the server says so. As files, for what
-    bash has read of a loop it keeps in memory as long as that goes on; most sessions never come to the loop.
+    """PID 1: it sets limits nobody inside can raise, then starts a shell whenever the server says so. As files: what
+    bash has read of a loop it keeps in memory as long as that goes on, and most sessions never come to the loop.
 
     `entrances` are the descriptors of its control groups, which it enters before all else and then lets go of, as
     it does of those `besides`.
@@ -219,9 +219,9 @@ shopt -u checkwinsize
 \\builtin trap '{{ \\builtin . {control}/x e; }} 2>/dev/null' EXIT
 FUNCNEST=2000
 BASH_N=0 BASH_M=0 BASH_S=
-\\builtin printf '\\0R%s %s\\0L' "$$" "$PWD" >{status}
+\\builtin printf '\\0R%s\\n' "$$" >{status}
 \\builtin test -s {control}/state && \\builtin ulimit -a >{status}
-\\builtin printf '\\0' >{status}
+\\builtin printf '\\n%s\\0' "$PWD" >{status}
 \\builtin . {control}/options
 """
 

@@ -175,8 +175,8 @@ class Shell:
             case frames.Started():
                 live.shell, live.expected = 0, frame.pid
                 self._journal.write()
-            case frames.Ready():
-                self.process = self.box.process(sender) if sender else self.box.shell(frame.pid)
+            case frames.Ready() if found := self.box.process(sender) if sender else self.box.shell(frame.pid):
+                self.process = found
                 self._on(machine.Event.READY, frame)
             case frames.Done() if abs(frame.number) == live.number:
                 self._on(machine.Event.DONE, frame)
@@ -203,15 +203,11 @@ class Shell:
 
     def _plausible(self, frame: frames.Frame) -> bool:
         """Where nobody says who speaks, a shell is looked at: it does not report in the middle of a command, nor is one
-        dead that lives, nor one there that cannot be seen."""
-        match frame, self.process:
-            case frames.Done(), Process() as process:
-                return not self.box.busy(process)
-            case frames.Died(), Process() as process:
-                return not self.box.lives(process)
-            case frames.Ready(), _:
-                return self.box.shell(frame.pid) is not None
-        return True
+        dead that lives."""
+        process = self.process
+        if isinstance(frame, frames.Done) and process:
+            return not self.box.busy(process)
+        return not (isinstance(frame, frames.Died) and process and self.box.lives(process))
 
     def _on(self, event: machine.Event, frame: frames.Ready | frames.Done | frames.Died) -> None:
         self._state, actions = machine.step(self._state, event)

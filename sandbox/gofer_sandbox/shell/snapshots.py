@@ -130,9 +130,9 @@ class Snapshots:
 
     def take_limits(self, now: bytes) -> str:
         """Which limits a shell that came up does not have any more, once."""
-        if not self.last or self.last.limits in (b"", now):
+        had = set(self.last.limits.splitlines() if self.last else ()) - set(now.splitlines())
+        if not self.last or not had:
             return ""
-        had = set(self.last.limits.splitlines()) - set(now.splitlines())
         names = sorted({line.partition(b"(")[0].strip().decode("utf-8", "replace")[:40] for line in had})
         self.last = replace(self.last, limits=b"")
         return f"limits set with ulimit are not brought back: {', '.join(names[:10])}"
