@@ -92,7 +92,7 @@ from gofer.store.db_time import now
 from gofer.store.ids import new_id
 from gofer.store.messages import StoredMessage
 from gofer.store.tables import workers
-from gofer.supervision import keep_record
+from gofer.supervision import keep_record, notify
 from gofer.tool import Tool
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
@@ -400,6 +400,10 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     stack.callback(asyncio.create_task(watch(platform), name="connections").cancel)
     stack.callback(asyncio.create_task(platform.keep_catching_up(), name="catch-up").cancel)
     stack.callback(asyncio.create_task(platform.recall.keep_indexed(), name="memory-index").cancel)
+    if os.environ.get("GOFER_ON_PROBATION"):
+        from gofer.releases.canary import prove  # a release is on probation once
+
+        stack.callback(asyncio.create_task(prove(platform, notify), name="canary").cancel)
 
 
 async def _handle_release(platform: Platform, verb: str, run: Run) -> Outcome:

@@ -357,8 +357,9 @@ def load_settings(**overrides: Any) -> Settings:
         raise ConfigError((f"{name}{between}{words}" if name else words) + ".") from None
 
 
-_OTHERS = ("CRASH_AT", "TOKEN", "CHROMIUM", "BROWSER_TESTS")
-"""Variables that are ours but no settings: for tests and scripts, and the token in an example."""
+_OTHERS = ("CRASH_AT", "TOKEN", "CHROMIUM", "BROWSER_TESTS", "ON_PROBATION")
+"""Variables that are ours but no settings: for tests and scripts, the token in an example, and what the supervisor
+tells a process."""
 
 
 def unknown_variables() -> dict[str, str]:

@@ -6,7 +6,8 @@ import json
 import sys
 
 from gofer_supervisor.home import Home, HomeError, Release
-from gofer_supervisor.supervisor import CONFIGURATION, Config, Supervisor
+from gofer_supervisor.supervisor import CONFIGURATION, Supervisor
+from gofer_supervisor.system import Config
 
 
 def main() -> int:

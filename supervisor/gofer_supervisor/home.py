@@ -11,6 +11,7 @@ Every write is whole or not there: a file is written beside its place, synced an
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -25,6 +26,8 @@ CURRENT, GOOD = "current", "good"
 BUILD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,79}")
 """What a build may be called: it becomes the name of a directory."""
 MANIFEST = "manifest.json"
+RESERVE = 1 << 20
+"""Bytes that are kept for the supervisor's own files, should the disk be full."""
 
 
 class HomeError(Exception):
@@ -71,7 +74,8 @@ class State:
         self.processes: dict[str, list[int]] = {}
         """Process id and start time of what was started, by name: what a supervisor that was killed left running."""
         self.exits: list[float] = []
-        """When processes ended that should not have, within the last ten minutes."""
+        """When processes ended that should not have, within the last ten minutes, in seconds since the machine was
+        started."""
 
 
 class Home:
@@ -82,15 +86,39 @@ class Home:
         self._releases = f"{path}/releases"
         self._events = f"{path}/events"
         self._state = f"{path}/supervisor.json"
+        self._reserve = f"{path}/reserve"
 
     def prepare(self) -> None:
-        """Make what is missing, for the owner alone, and remove what a kill left half written."""
+        """Make what is missing, for the owner alone."""
         for directory in (self.path, self._releases, self._events):
             os.makedirs(directory, mode=0o700, exist_ok=True)
+
+    def take(self, within: float) -> None:
+        """Be the one supervisor of this home until the process ends, and remove what a kill left half written; raises
+        HomeError when another supervisor does not leave in time."""
+        lock = os.open(f"{self.path}/supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        give_up = time.monotonic() + within
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() > give_up:
+                    raise HomeError(f"Another supervisor runs in {self.path}.") from error
+                time.sleep(0.1)
         for directory in (self.path, self._events):
             for name in os.listdir(directory):
                 if name.startswith(".") and name.endswith(".new"):
                     os.unlink(f"{directory}/{name}")
+        with contextlib.suppress(OSError), open(self._reserve, "ab", opener=_private) as file:
+            os.posix_fallocate(file.fileno(), 0, RESERVE)
+
+    def give_up_reserve(self) -> bool:
+        """Make room on a full disk; False when that was done before."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._reserve)
+            return True
+        return False
 
     # Releases
 
@@ -167,8 +195,15 @@ class Home:
     # Requests
 
     def ask(self, request: Mapping[str, Any]) -> None:
-        """Leave a request for the supervisor, which takes it at its next look."""
-        write_json(f"{self.path}/request.json", request)
+        """Leave a request for the supervisor, which takes it at its next look. Raises FileExistsError when another one
+        waits: of two that are left at once, one is refused and none is lost."""
+        beside = f"{self.path}/.request-{os.getpid()}-{time.time_ns()}.json.new"
+        write_json(beside, request)
+        try:
+            os.link(beside, f"{self.path}/request.json")
+        finally:
+            os.unlink(beside)
+        _sync(self.path)
 
     def asked(self) -> dict[str, Any] | None:
         """The request that waits, if there is one. What cannot be read is no request."""
@@ -183,9 +218,14 @@ class Home:
             os.unlink(f"{self.path}/request.json")
 
     def note(self, kind: str, **data: Any) -> None:
-        """Put an event where the running release takes it into the event log. Its number grows, so it is taken once."""
+        """Put an event where the running release takes it into the event log. Its number grows, so it is taken once; it
+        grows also when the clock is set back, so that nothing is taken for what was there before."""
+        last = f"{self.path}/last_event.json"
         waiting = [int(name[:-5]) for name in os.listdir(self._events) if name[:-5].isdigit()]
+        with contextlib.suppress(HomeError, KeyError, TypeError, ValueError):
+            waiting.append(int(read_json(last, "")["number"]))
         number = max(time.time_ns() // 1000, 1 + max(waiting, default=0))
+        write_json(last, {"number": number})
         write_json(f"{self._events}/{number}.json", {"kind": kind, "at": time.time(), "data": data})
 
 

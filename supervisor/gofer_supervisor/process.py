@@ -24,6 +24,10 @@ FIRST_PASSED = 3
 MAX_LINES, MAX_LINE = 20, 500
 """What is kept of a process's last words."""
 COULD_NOT_START = 127
+PROVED, UNFIT = b"GOFER_PROVED=1", b"GOFER_UNFIT="
+"""What a process on probation says of itself, beside what systemd knows."""
+OOM_SCORE = b"200"
+"""When memory runs out, the kernel ends a release before the supervisor that can start another one."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -49,6 +53,10 @@ class Process:
         """When it is ended by force; None while it may go on."""
         self.failed = ""
         """Why the supervisor gave up on it; empty for one that was asked to stop or ended by itself."""
+        self.proved = False
+        """It has said that a conversation with it went as it should."""
+        self.unfit = ""
+        """Why it should not go on, as it says itself or as its use of memory shows; empty while all is well."""
         self.status: int | None = None
         """What waiting for it gave; None while it runs."""
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
@@ -74,8 +82,21 @@ class Process:
                 if _sender(extra) != self.pid:
                     continue
                 self.heard_at = time.monotonic()
-                self.ready = self.ready or b"READY=1" in data.split(b"\n")
+                for line in data.split(b"\n"):
+                    self.ready = self.ready or line == b"READY=1"
+                    self.proved = self.proved or line == PROVED
+                    if line.startswith(UNFIT):
+                        self.unfit = line[len(UNFIT) :][:MAX_LINE].decode("utf-8", "replace")
         return self.ready and not was_ready
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that it uses; 0 when that is not known."""
+        try:
+            with open(f"/proc/{self.pid}/statm", "rb") as statm:
+                return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError, ValueError):
+            return 0
 
     def read_words(self) -> bool:
         """Pass on what it writes to its standard error, and keep the end of it. True when it has closed that."""
@@ -152,6 +173,8 @@ def _become(
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as score:
+            score.write(OOM_SCORE)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(words, 2)
         if listener is not None:

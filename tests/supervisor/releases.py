@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,18 @@ if fault == "configuration":
     sys.exit(78)
 if fault == "silent":
     time.sleep(3600)
+if fault == "memory":
+    eaten = b"x" * 300_000_000
+    time.sleep(3600)
+if fault.startswith("disk "):
+    with open(fault[5:], "wb") as file:
+        while True:
+            file.write(b"x" * 4096)
+            file.flush()
+if fault == "orphans":
+    for _ in range(3):
+        os.system("(sleep 0.2 &) ; true")
+    note("made orphans")
 
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -63,6 +76,8 @@ server = http.server.ThreadingHTTPServer(("", 0), Answer, bind_and_activate=Fals
 server.socket = socket.socket(fileno=3)
 signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
 notify("READY=1")
+if os.environ.get("GOFER_ON_PROBATION") and fault != "mute":
+    notify("GOFER_UNFIT=5 of 6 attempts failed" if fault == "unfit" else "GOFER_PROVED=1")
 if fault == "later":
     threading.Timer(0.5, lambda: os._exit(3)).start()
 if fault == "hangs":
@@ -89,18 +104,27 @@ class Supervised:
         self.port = 0
         self.process: subprocess.Popen[str] | None = None
 
-    def add(self, build: str, fault: str = "") -> Release:
+    def add(self, build: str, fault: str = "", **facts: Any) -> Release:
         """A release with a fault, beside those that are there."""
         package = self._directory / build / "gofer"
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
         (package / "__main__.py").write_text(PROGRAM.format(fault=fault, did=str(self._did)))
         release = Release(build=build, version="1", python=sys.executable, path=(str(package.parent),))
-        self.home.add(release, source="file")
+        self.home.add(release, source="file", **facts)
         return release
 
-    def start(self, installed: Release, **config: Any) -> None:
-        """Start the supervisor, with little patience so that the tests are quick."""
+    def start(
+        self,
+        installed: Release,
+        *,
+        inside: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        first: str = "",
+        **config: Any,
+    ) -> None:
+        """Start the supervisor, with little patience so that the tests are quick: inside of another command, with more
+        in its environment, or after it has run some Python."""
         quick = {"stop_within": 5, "ready_within": 60, "probation": 0.3, "watchdog": 0, "health_every": 60}
         given = {
             "home": self.home.path,
@@ -110,8 +134,19 @@ class Supervised:
             **config,
         }
         start = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from gofer_supervisor.__main__ import main"
-        command = [sys.executable, "-I", "-S", "-c", f"{start}; sys.exit(main())", json.dumps(given)]
-        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, text=True)
+        program = f"{first}\n{start}; sys.exit(main())"
+        command = [*inside, sys.executable, "-I", "-S", "-c", program, json.dumps(given)]
+        everything = {**os.environ, **(environment or {})}
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, text=True, env=everything)
+
+    def damage(self, build: str) -> None:
+        """As a disk may: half of a release's manifest is gone."""
+        Path(self.home.path, "releases", build, "manifest.json").write_text('{"build": "')
+
+    def end_process(self) -> None:
+        """Kill the process that runs."""
+        ((pid, _),) = self.home.load().processes.values()
+        os.kill(pid, signal.SIGKILL)
 
     def ask(self, **request: Any) -> None:
         """Ask the supervisor for something, as `gofer update` does."""

@@ -3,14 +3,20 @@ worked before serves in the end, or what works now."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gofer_sandbox.bubblewrap import binary
+from gofer_supervisor.supervisor import CONFIGURATION
 from supervisor.releases import Supervised, eventually
 
 
-def running(gofer: Supervised, **config: object) -> None:
+def running(gofer: Supervised, **config: Any) -> None:
     """The release `one`, proved."""
     gofer.start(gofer.add("one"), **config)
     eventually(lambda: gofer.proved("one"))
@@ -27,12 +33,13 @@ def test_a_good_release_takes_over_and_becomes_the_good_one(gofer: Supervised) -
     eventually(lambda: gofer.events("revision.promoted")[-1]["previous"] == "one")
 
 
-@pytest.mark.parametrize("fault", ["start", "configuration", "silent", "later"])
+@pytest.mark.parametrize("fault", ["start", "configuration", "silent", "later", "unfit", "memory"])
 def test_a_release_that_does_not_work_is_taken_back(gofer: Supervised, fault: str) -> None:
     running(gofer)
     gofer.add("two", fault)
     gofer.stop()
-    gofer.start(gofer.home.release("one"), ready_within=1 if fault == "silent" else 60, probation=60)
+    limits: dict[str, Any] = {"ready_within": 1 if fault == "silent" else 60, "max_memory": 200_000_000}
+    gofer.start(gofer.home.release("one"), probation=60, **limits)
     eventually(lambda: gofer.serves("one"))
     gofer.ask(do="deploy", build="two", by="ada")
     eventually(lambda: bool(gofer.events("revision.rolled_back")) and gofer.serves("one"))
@@ -170,3 +177,190 @@ def test_a_rollback_without_a_release_to_go_back_to_ends_nothing(gofer: Supervis
     assert gofer.serves("one")
     assert gofer.process is not None
     assert gofer.process.poll() is None
+
+
+def test_a_release_is_good_only_when_a_conversation_with_it_went_well(gofer: Supervised) -> None:
+    running(gofer, ready_within=3)
+    gofer.add("two", canary=True)
+    gofer.ask(do="deploy", build="two", by="ada")
+    eventually(lambda: gofer.proved("two"))
+    gofer.add("three", "mute", canary=True)
+    gofer.ask(do="deploy", build="three", by="ada")
+    eventually(lambda: bool(gofer.events("revision.rolled_back")) and gofer.serves("two"))
+    assert gofer.home.linked("good") == "two"
+    assert "No conversation" in gofer.events("revision.rolled_back")[-1]["reason"]
+
+
+def test_what_the_release_said_is_the_reason_why_it_was_taken_back(gofer: Supervised) -> None:
+    running(gofer)
+    gofer.add("two", "unfit")
+    gofer.ask(do="deploy", build="two", by="ada")
+    eventually(lambda: bool(gofer.events("revision.rolled_back")) and gofer.serves("one"))
+    assert "5 of 6 attempts failed" in gofer.events("revision.rolled_back")[-1]["reason"]
+
+
+def test_a_current_release_with_a_damaged_manifest_gives_way_to_the_good_one(gofer: Supervised) -> None:
+    running(gofer)
+    gofer.stop()
+    gofer.add("two")
+    gofer.start(gofer.home.release("one"), probation=60)
+    gofer.ask(do="deploy", build="two", by="ada")
+    eventually(lambda: gofer.serves("two"))
+    gofer.damage("two")
+    gofer.end_process()
+    eventually(lambda: gofer.serves("one"))
+    assert gofer.home.linked("current") == "one"
+    assert len(gofer.events("revision.rolled_back")) == 1
+    assert gofer.process is not None
+    assert gofer.process.poll() is None
+
+
+def test_without_a_good_release_that_can_run_the_installed_one_does(gofer: Supervised) -> None:
+    running(gofer)
+    gofer.add("two")
+    gofer.ask(do="deploy", build="two", by="ada")
+    eventually(lambda: gofer.proved("two"))
+    gofer.damage("two")  # which is current and good
+    gofer.end_process()
+    eventually(lambda: gofer.serves("one"))
+
+
+def test_a_supervisor_that_starts_with_a_damaged_current_release_runs_the_good_one(gofer: Supervised) -> None:
+    running(gofer)
+    for build in ("two", "three"):
+        gofer.add(build)
+        gofer.ask(do="deploy", build=build, by="ada")
+        eventually(lambda build=build: gofer.proved(build))  # type: ignore[misc]
+    gofer.kill()
+    gofer.home.link("good", "two")
+    gofer.damage("three")
+    gofer.start(gofer.home.release("one"))
+    eventually(lambda: gofer.serves("two"))
+
+
+def test_a_manifest_that_is_damaged_while_it_is_deployed_ends_nothing(gofer: Supervised) -> None:
+    running(gofer)
+    gofer.add("two")
+    gofer.kill()
+    state = gofer.home.load()
+    state.trial = {"build": "two", "previous": "one", "by": "ada", "at": 0.0, "step": "migrate"}
+    gofer.home.save(state)
+    gofer.damage("two")
+    gofer.start(gofer.home.release("one"))
+    eventually(lambda: gofer.serves("one") and gofer.trial() is None)
+
+
+def test_of_two_updates_at_once_one_is_refused_or_waits(gofer: Supervised) -> None:
+    running(gofer)
+    for build in ("two", "three"):
+        gofer.add(build)
+    gofer.ask(do="deploy", build="two", by="ada")
+    with pytest.raises(FileExistsError):
+        gofer.ask(do="deploy", build="three", by="bob")
+    eventually(lambda: gofer.home.asked() is None)
+    gofer.ask(do="deploy", build="three", by="bob")  # while the first one is under way
+    eventually(lambda: gofer.proved("three") and gofer.serves("three"))
+    assert gofer.did.count("three migrate") == gofer.did.count("two migrate") == 1
+
+
+def test_what_replaces_a_release_on_probation_and_fails_gives_way_to_the_good_one(gofer: Supervised) -> None:
+    running(gofer)
+    gofer.stop()
+    gofer.add("two")
+    gofer.add("three", "start")
+    gofer.start(gofer.home.release("one"), probation=60)
+    gofer.ask(do="deploy", build="two", by="ada")
+    eventually(lambda: gofer.serves("two"))
+    gofer.ask(do="deploy", build="three", by="ada")
+    eventually(lambda: bool(gofer.events("revision.rolled_back")) and gofer.serves("one"))
+
+
+def test_a_release_can_be_deployed_while_the_very_first_is_on_probation(gofer: Supervised) -> None:
+    gofer.start(gofer.add("one"), probation=3)
+    eventually(lambda: gofer.serves("one"))
+    gofer.add("two")
+    gofer.ask(do="deploy", build="two", by="ada")
+    eventually(lambda: gofer.proved("two") and gofer.serves("two"))
+    assert gofer.events("revision.promoted")[-1]["previous"] == "one"
+
+
+def test_a_second_supervisor_of_the_same_home_ends_and_disturbs_nobody(gofer: Supervised) -> None:
+    running(gofer)
+    first = gofer.process
+    before = gofer.events("worker.spawned")
+    gofer.start(gofer.home.release("one"))
+    second, gofer.process = gofer.process, first
+    assert second is not None
+    assert second.wait(60) == CONFIGURATION
+    assert gofer.serves("one")
+    assert gofer.events("worker.spawned") == before
+
+
+JUMPS = """
+import pathlib, time
+real, real_ns, place = time.time, time.time_ns, pathlib.Path({place!r})
+time.time = lambda: real() + float(place.read_text())
+time.time_ns = lambda: real_ns() + int(float(place.read_text()) * 1e9)
+"""
+
+
+@pytest.mark.parametrize("seconds", [-86400 * 365, 86400 * 365])
+def test_a_clock_that_jumps_changes_nothing(gofer: Supervised, tmp_path: Path, seconds: int) -> None:
+    clock = tmp_path / "clock"
+    clock.write_text("0")
+    gofer.start(gofer.add("one"), first=JUMPS.format(place=str(clock)), probation=2)
+    eventually(lambda: gofer.proved("one"))
+    gofer.add("two")
+    gofer.ask(do="deploy", build="two", by="ada")
+    eventually(lambda: gofer.serves("two"))
+    clock.write_text(str(seconds))
+    assert gofer.home.linked("good") == "one", "probation is not over by that"
+    seen = [event["kind"] for event in gofer.events()]
+    for place in Path(gofer.home.path, "events").glob("*.json"):
+        place.unlink()  # the release has taken them into the log
+    last = int(json.loads(Path(gofer.home.path, "last_event.json").read_text())["number"])
+    eventually(lambda: gofer.proved("two"))
+    clock.write_text("0")
+    gofer.end_process()
+    eventually(lambda: bool(gofer.events("worker.exited")) and gofer.serves("two"))
+    assert "revision.promoted" not in seen[2:] or seen.count("revision.promoted") == 1
+    numbers = sorted(int(place.stem) for place in Path(gofer.home.path, "events").glob("*.json"))
+    assert min(numbers) > last, "an event with an older number would be taken for one that is in the log"
+    assert [event["kind"] for event in gofer.events("revision.promoted")] == ["revision.promoted"]
+
+
+def test_crash_loops_are_seen_also_when_the_clock_is_set_back_each_time(
+    gofer: Supervised, tmp_path: Path
+) -> None:
+    back = "import time; at = iter(range(10**9, 0, -1000)); time.time = lambda: float(next(at))"
+    gofer.start(gofer.add("one", "start"), first=back)
+    eventually(lambda: bool(gofer.events("worker.crash_loop")))
+    assert len(gofer.events("worker.spawned")) == 3
+
+
+def small_disk(place: Path) -> list[str]:
+    """A command line that runs something with a disk of four megabytes in a place."""
+    bwrap = [str(binary.find()), "--dev-bind", "/", "/", "--die-with-parent"]
+    return [*bwrap, "--size", str(4 << 20), "--tmpfs", str(place)]
+
+
+def test_a_release_that_fills_the_disk_is_taken_back(gofer: Supervised, tmp_path: Path) -> None:
+    home = Path(gofer.home.path)
+    one, two = gofer.add("one"), gofer.add("two", f"disk {home}/full")
+    kept = tmp_path / "kept"
+    home.rename(kept)  # the disk is empty: fill it with what is there, inside
+    home.mkdir()
+    inside = [*small_disk(home), "sh", "-c", f'cp -r {kept}/. {home}/; exec "$@"', "sh"]
+    gofer.start(one, inside=inside, probation=60)
+    assert gofer.process is not None
+    eventually(lambda: gofer.serves("one"))
+    seen = Supervised(tmp_path)
+    (pid,) = Path(f"/proc/{gofer.process.pid}/task/{gofer.process.pid}/children").read_text().split()
+    seen.home.__init__(f"/proc/{pid}/root{home}")  # type: ignore[misc]
+    seen.ask(do="deploy", build=two.build, by="ada")
+    eventually(lambda: bool(seen.events("revision.rolled_back")))
+    eventually(lambda: gofer.serves("one"))
+    assert Path(f"/proc/{pid}/root{home}/full").stat().st_size > 1 << 20
+    assert seen.home.linked("current") == "one"
+    os.kill(int(pid), signal.SIGTERM)
+    gofer.process.wait(60)

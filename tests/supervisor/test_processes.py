@@ -11,7 +11,8 @@ import sys
 import threading
 from pathlib import Path
 
-from gofer_supervisor.supervisor import is_crash_loop, restart_delay
+from gofer_sandbox.bubblewrap import binary
+from gofer_supervisor.system import is_crash_loop, restart_delay
 from supervisor.releases import SOURCE, Supervised, alive, eventually
 
 
@@ -156,3 +157,50 @@ def test_a_crash_loop_is_three_ends_in_a_minute_or_ten_in_ten() -> None:
     assert not is_crash_loop([0, 30, 61], now=61)
     assert is_crash_loop([60.0 * n for n in range(10)], now=541)
     assert [restart_delay(n) for n in (1, 2, 3, 12)] == [0.5, 1, 2, 30]
+
+
+def test_systemd_is_told_when_gofer_is_ready_lives_and_ends(gofer: Supervised, tmp_path: Path) -> None:
+    place = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(place)
+        systemd.settimeout(60)
+        environment = {"NOTIFY_SOCKET": place, "WATCHDOG_USEC": "10000000"}
+        gofer.start(gofer.add("one"), environment=environment)
+        heard = [systemd.recv(200)]
+        while b"READY=1" not in heard or heard[-1] != b"WATCHDOG=1":
+            heard.append(systemd.recv(200))
+        assert gofer.serves("one")
+        (pid,) = (event["pid"] for event in gofer.events("worker.spawned"))
+        given = Path(f"/proc/{pid}/environ").read_bytes()
+        assert place.encode() not in given, "a release speaks to the supervisor, not to systemd"
+        assert gofer.stop() == 0
+        while heard[-1] != b"STOPPING=1":
+            heard.append(systemd.recv(200))
+    assert heard.count(b"READY=1") == heard.count(b"STOPPING=1") == 1
+    assert set(heard) == {b"READY=1", b"WATCHDOG=1", b"STOPPING=1"}
+
+
+def test_systemd_reads_why_nothing_can_run(gofer: Supervised, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(60)
+        gofer.start(gofer.add("one", "start"), environment={"NOTIFY_SOCKET": str(tmp_path / "notify")})
+        assert systemd.recv(500).startswith(b"STATUS=The process serve ended by itself (exit code 1)")
+
+
+def test_as_the_first_process_of_a_container_it_reaps_what_others_leave(gofer: Supervised) -> None:
+    """In a namespace of process ids, as in an image, where whoever loses its parent becomes a child of the first."""
+    alone = [str(binary.find()), "--dev-bind", "/", "/", "--unshare-pid", "--as-pid-1", "--proc", "/proc"]
+    gofer.start(gofer.add("one", "orphans"), inside=[*alone, "--die-with-parent"])
+    eventually(lambda: gofer.proved("one"))
+    assert gofer.process is not None
+    (first,) = Path(f"/proc/{gofer.process.pid}/task/{gofer.process.pid}/children").read_text().split()
+    assert Path(f"/proc/{first}/status").read_text().split("NSpid:")[1].split()[1] == "1"
+    assert "one made orphans" in gofer.did
+
+    def only_the_release() -> bool:
+        return len(Path(f"/proc/{first}/task/{first}/children").read_text().split()) == 1
+
+    eventually(only_the_release)
+    os.kill(int(first), signal.SIGTERM)
+    assert gofer.process.wait(60) == 0

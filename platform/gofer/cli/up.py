@@ -59,6 +59,7 @@ def up(
         "port": settings.port,
         "schema": newest(),
         "rolling": settings.sqlite_path is None,
+        "canary": True,
         "stop_within": settings.stop_within + STOP_MARGIN,
         "probation": probation,
     }

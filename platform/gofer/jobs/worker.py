@@ -153,6 +153,10 @@ class Worker:
         """Jobs in hand."""
         return len(self._running)
 
+    def has_room(self, pool: str) -> bool:
+        """Whether it can take one more job of a pool now."""
+        return self._room().get(pool, 0) > 0
+
     async def _forever(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """A loop that a passing database fault slows down and never ends."""
         while True:

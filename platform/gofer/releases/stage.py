@@ -40,6 +40,8 @@ SIGNED = b"gofer release\0"
 MAX_MANIFEST = 1024 * 1024
 KEPT = 3
 """Releases that are kept; those that are current or good are kept beside them."""
+CANARY = "gofer/releases/canary.py"
+"""A release that has this file says by itself whether a conversation with it goes as it should."""
 INSTALL_TIMEOUT = 1800.0
 FREE_SPACE = 200 * 1024 * 1024
 """Bytes that staging leaves free."""
@@ -205,6 +207,7 @@ def stage(
         found = check(tried)
         told: dict[str, Any] = {name: manifest.get(name) for name in ("schema", "built_at", "lock")}
         told |= {"source": "file", "signed_by": signed_by, "checked": found, "approved_by": ""}
+        told["canary"] = (beside / "lib" / CANARY).exists()
         if change is not None:
             told |= {"source": "change", "change": asdict(change)}
         release = Release(
@@ -352,7 +355,10 @@ def roll_back(home: Home, *, by: str) -> None:
 def _ask(home: Home, request: dict[str, Any]) -> None:
     if home.asked() is not None or (home.load().trial or {}).get("step", "prove") != "prove":
         raise Conflict("Another deployment is under way: gofer update list")
-    home.ask(request)
+    try:
+        home.ask(request)
+    except FileExistsError as error:
+        raise Conflict("Another deployment is under way: gofer update list") from error
 
 
 def manifest_in(home: Home, build: str) -> dict[str, Any]:

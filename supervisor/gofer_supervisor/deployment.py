@@ -1,0 +1,320 @@
+"""The deployment of a release as one transaction: each step is written down before it is done, may be repeated, and is
+undone by going back to the release before.
+
+What should run is one link. The supervisor brings what runs there, whether a release was deployed or taken back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import time
+
+from gofer_supervisor.home import CURRENT, GOOD, Home, HomeError, Release, State
+from gofer_supervisor.process import Process
+from gofer_supervisor.system import Config, inherited_environment, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+STEPS = {"backup": "previous", "migrate": "build", "restore": "previous"}
+"""The steps of a deployment that are commands of `gofer`, and which release runs each."""
+
+
+class Slot:
+    """One place for a process: what runs in it, what is to take its place, and when the next may be started."""
+
+    def __init__(self, name: str, role: str) -> None:
+        self.name, self.role = name, role
+        self.process: Process | None = None
+        self.successor: Process | None = None
+        """A process of another release that takes the place when it is ready."""
+        self.start_at: float | None = 0.0
+        """When the next process is due, while none runs; None when none is."""
+
+    @property
+    def running(self) -> list[Process]:
+        return [one for one in (self.process, self.successor) if one is not None]
+
+
+class Deployments:
+    """The releases of a home, and the one that is being deployed. Knows what should run, and leaves it to the
+    supervisor to start and watch it."""
+
+    def __init__(self, home: Home, config: Config) -> None:
+        self._home = home
+        self._config = config
+        self._state = State()
+        self._selector = selectors.DefaultSelector()
+        self._slots = [Slot(name, role) for name, role in config.roles]
+        self._stopping = False
+        self._proved_from: float | None = None
+        """Since when every process of a release on probation is ready."""
+        self._step: Process | None = None
+        """A command of a deployment that is under way: a backup, a migration."""
+
+    # What runs
+
+    def _running(self) -> list[Process]:
+        steps = [self._step] if self._step is not None else []
+        return steps + [process for slot in self._slots for process in slot.running]
+
+    def _idle(self) -> bool:
+        """Whether nothing may be started: a deployment is at a step that needs the store for itself."""
+        trial = self._state.trial
+        return trial is not None and trial["step"] != "prove" and not self._config.rolling
+
+    def _stop_all(self) -> None:
+        for process in self._running():
+            process.stop(self._config.stop_within)
+
+    def _follow(self, process: Process) -> None:
+        """Keep its identity, should we be killed, and listen to it."""
+        self._state.processes[str(process.pid)] = process.identity
+        self._save()
+        self._selector.register(process.notices, selectors.EVENT_READ, lambda: self._on_notice(process))
+        self._selector.register(process.words, selectors.EVENT_READ, lambda: self._on_words(process))
+
+    def _on_words(self, process: Process) -> None:
+        if process.read_words():
+            self._selector.unregister(process.words)
+
+    def _on_notice(self, process: Process) -> None:
+        """A process says how it is."""
+        raise NotImplementedError
+
+    # Which release can run
+
+    def _runnable(self, build: str) -> bool:
+        """Whether a release is here: of those that were installed, only the one that is installed now."""
+        try:
+            manifest = self._home.manifest(build)
+        except HomeError:
+            return False
+        if manifest.get("source") == "installed" and build != self._config.release.build:
+            return False
+        return os.access(str(manifest.get("python", "")), os.X_OK)
+
+    def _usable(self, build: str) -> str:
+        """The build that should run, if it can be: else the good one, or what is installed, which takes its place."""
+        if self._runnable(build) or build == self._config.release.build:
+            return build
+        other = self._fallback(self._home.linked(GOOD))
+        self._go_back({"build": build, "previous": other}, "Its manifest is missing or damaged.")
+        return other
+
+    def _fallback(self, *builds: str) -> str:
+        """The first of these releases that can run, else the one that is installed."""
+        return next((build for build in builds if self._runnable(build)), self._config.release.build)
+
+    def _add_installed(self) -> None:
+        """Write down the release that is installed. Its manifest can always be written again."""
+        kept: dict[str, Any] = {}
+        with contextlib.suppress(HomeError):
+            kept = {"previous": self._home.manifest(self._config.release.build).get("previous", "")}
+        facts = {"source": "installed", "schema": self._config.schema, "canary": self._config.canary, **kept}
+        self._keep(lambda: self._home.add(self._config.release, **facts))
+
+    def _can_go_back(self, trial: dict[str, Any], process: Process) -> bool:
+        """Whether a process is of the release on probation, and another release can run in its place."""
+        return bool(process.build == trial["build"] != self._fallback(str(trial["previous"])))
+
+    # The transaction
+
+    def _take_request(self) -> None:
+        """Begin what somebody asked for: to deploy a release, or to go back to the one before."""
+        request = self._home.asked()
+        if request is None:
+            return
+        trial, build, by = self._state.trial, str(request.get("build", "")), str(request.get("by", ""))
+        if request.get("do") == "rollback":
+            self._roll_back(by)
+        elif trial is not None and trial["step"] != "prove":
+            return  # it has to wait
+        elif self._runnable(build) and build != self._home.linked(CURRENT):
+            first = "migrate" if self._config.rolling else "stop"
+            # One on probation gives way to the next, and if that one fails, what is known to be good comes back.
+            proved = [] if trial is None else [str(trial["previous"])]
+            before = self._fallback(*proved, self._home.linked(CURRENT))
+            self._begin_trial(build, before, by=by, step=first)
+        else:
+            say(f"Release {build} cannot be deployed: it is not here, or it runs already.")
+        self._home.answered()
+
+    def _roll_back(self, by: str) -> None:
+        """Go back to the release before the current one, because a person says so."""
+        last = self._state.trial or self._last_deployment()
+        if last is None or not self._runnable(str(last["previous"])):
+            say("There is no release to go back to.")
+            return
+        if self._home.linked(GOOD) == last["build"]:
+            self._link(GOOD, str(last["previous"]))
+        self._go_back(last, f"{by} asked for it.")
+
+    def _last_deployment(self) -> dict[str, Any] | None:
+        """The good release and the one that it replaced; None when that is not known."""
+        good = self._home.linked(GOOD)
+        try:
+            return {"build": good, "previous": self._home.manifest(good).get("previous", "")}
+        except HomeError:
+            return None
+
+    def _begin_trial(self, build: str, previous: str, *, by: str, step: str) -> None:
+        """Write down what is to be deployed, before anything is done about it."""
+        self._state.trial = {"build": build, "previous": previous, "by": by, "at": time.time(), "step": step}
+        self._state.exits = []
+        self._proved_from = None
+        self._save()
+        self._note("revision.started", build=build, previous=previous, by=by)
+        if step == "prove":
+            self._link(CURRENT, build)
+
+    def _resume_trial(self, trial: dict[str, Any]) -> None:
+        """Go on where a supervisor that was killed left off. Every step may be repeated."""
+        if trial["step"] == "prove":
+            self._link(CURRENT, trial["build"])
+
+    def _set_step(self, step: str) -> None:
+        assert self._state.trial is not None
+        self._state.trial["step"] = step
+        self._save()
+
+    def _advance_trial(self, now: float) -> None:
+        """Do the next step of a deployment, if it is due."""
+        trial = self._state.trial
+        if trial is None or self._step is not None:
+            return
+        try:
+            self._do_step(trial, now)
+        except HomeError as error:
+            self._go_back(trial, str(error))
+
+    def _do_step(self, trial: dict[str, Any], now: float) -> None:
+        step = trial["step"]
+        if step == "stop":
+            self._stop_all()
+            if not self._running():
+                self._take_store(trial)
+        elif step in STEPS:
+            self._begin_step(step, trial)
+        elif step == "prove":
+            self._prove(now)
+
+    def _take_store(self, trial: dict[str, Any]) -> None:
+        """Nothing serves any more: copy and migrate the store, or start at once where there is nothing to migrate."""
+        if self._same_schema(trial):
+            self._serve_new(trial)
+        else:
+            self._set_step("backup")
+
+    def _same_schema(self, trial: dict[str, Any]) -> bool:
+        old, new = (self._home.manifest(str(trial[name])).get("schema") for name in ("previous", "build"))
+        return bool(old) and old == new
+
+    def _serve_new(self, trial: dict[str, Any]) -> None:
+        """From here on the new release serves. The store is not put back any more: it may hold what was answered."""
+        self._set_step("prove")
+        self._link(CURRENT, trial["build"])
+
+    def _begin_step(self, step: str, trial: dict[str, Any]) -> None:
+        """Run the command of a step: `gofer` of the old release for the backup, of the new one for the migration."""
+        build = str(trial[STEPS[step]])
+        copy = f"{self._home.path}/backups/{trial['build']}.db"
+        if step == "backup":
+            os.makedirs(os.path.dirname(copy), mode=0o700, exist_ok=True)
+            for place in (copy, f"{copy}.files.tgz"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(place)
+        arguments = [step] if step == "migrate" else [step, copy]
+        release = self._home.release(build)
+        environment = {**inherited_environment(), **release.environment()}
+        self._step = Process(step, build, release.command(*arguments), environment)
+        self._follow(self._step)
+
+    def _end_step(self, process: Process) -> None:
+        trial = self._state.trial
+        if trial is None or self._stopping:
+            return
+        if process.code == 0:
+            if process.name == "backup":
+                self._set_step("migrate")
+            elif process.name == "migrate":
+                self._serve_new(trial)
+            else:
+                self._go_back(trial, f"{trial['build']} could not migrate the store, which was put back.")
+            return
+        say("\n".join(process.last_words))
+        why = f"`gofer {process.name}` of {process.build} failed: {' '.join(process.last_words[-1:])}"
+        if process.name == "migrate" and not self._config.rolling:
+            self._set_step("restore")
+        else:
+            self._go_back(trial, why)
+
+    def _prove(self, now: float) -> None:
+        """The release on probation has proved itself when all its processes have worked for long enough."""
+        trial = self._state.trial
+        assert trial is not None
+        new = [slot.process for slot in self._slots]
+        working = all(one is not None and one.ready and one.build == trial["build"] for one in new)
+        self._proved_from = (self._proved_from or now) if working else None
+        if self._proved_from is not None and not trial.get("ready"):
+            trial["ready"] = True
+            self._save()
+        if self._proved_from is None or now < self._proved_from + self._config.probation:
+            return
+        if not self._answers(trial["build"]):
+            if now >= self._proved_from + self._config.probation + self._config.ready_within:
+                self._go_back(trial, "No conversation with it went as it should.")
+            return
+        self._proved_from = None
+        self._home.add(
+            self._home.release(trial["build"]), **self._facts(trial["build"]), previous=trial["previous"]
+        )
+        self._link(GOOD, trial["build"])
+        self._state.trial = None
+        self._save()
+        self._note("revision.promoted", build=trial["build"], previous=trial["previous"])
+
+    def _answers(self, build: str) -> bool:
+        """Whether a process of a release has said that it answers; true for one that does not know how to say so."""
+        if any(slot.process is not None and slot.process.proved for slot in self._slots):
+            return True
+        return not self._home.manifest(build).get("canary")
+
+    def _facts(self, build: str) -> dict[str, Any]:
+        known = {*Release.__slots__, "previous"}
+        return {name: value for name, value in self._home.manifest(build).items() if name not in known}
+
+    def _go_back(self, trial: dict[str, Any], why: str) -> None:
+        """Have the release before the one on probation run again."""
+        previous = self._fallback(str(trial["previous"]), self._home.linked(GOOD))
+        say(f"Going back from release {trial['build']} to {previous}: {why}")
+        self._note("revision.rolled_back", build=trial["build"], to=previous, reason=why)
+        self._link(CURRENT, previous)
+        self._state.trial, self._state.exits, self._proved_from = None, [], None
+        self._save()
+        for slot in self._slots:
+            slot.start_at = time.monotonic()
+
+    def _note(self, kind: str, **data: Any) -> None:
+        self._keep(lambda: self._home.note(kind, **data))
+
+    def _save(self) -> None:
+        self._keep(lambda: self._home.save(self._state))
+
+    def _link(self, name: str, build: str) -> None:
+        self._keep(lambda: self._home.link(name, build))
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Write to the home. A full disk must not end what still runs: the reserve is given up for it first."""
+        try:
+            write()
+        except OSError:
+            self._home.give_up_reserve()
+            try:
+                write()
+            except OSError as error:
+                say(f"{self._home.path} cannot be written to: {error.strerror}.")
