@@ -32,6 +32,7 @@ from support.process_speed import (
     log_plainly,
     new_loop,
     share_compiled_statements,
+    share_entry_points,
     share_tls_defaults,
 )
 from support.servers import Server, shared, turn
@@ -46,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     keep_files_in_memory()
     share_compiled_statements()
     share_tls_defaults()
+    share_entry_points()
     log_plainly()
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         process_leaks.mark()

@@ -24,25 +24,25 @@ PLUGIN = Path(__file__).parent / "plugin"
 PATIENCE = 60.0
 PR_SET_PDEATHSIG = 1
 
+PRELOADED = [
+    "gofer.serve",
+    "gofer.cli.commands",
+    "gofer.store.migrations",
+    "alembic.command",
+    "gofer_hello",
+    "gofer_telegram",
+    "gofer_github",
+    "gofer_webchat",
+    "httpcore2",
+    "asyncpg",
+    "uvloop",
+    "anyio._backends._asyncio",
+    "uvicorn.protocols.websockets.auto",
+]
+"""What every start imports, at once or a little later."""
+
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(
-    # What every start imports, at once or a little later.
-    [
-        "gofer.serve",
-        "gofer.cli.commands",
-        "gofer.store.migrations",
-        "alembic.command",
-        "gofer_hello",
-        "gofer_telegram",
-        "gofer_github",
-        "gofer_webchat",
-        "httpcore2",
-        "asyncpg",
-        "uvloop",
-        "anyio._backends._asyncio",
-        "uvicorn.protocols.websockets.auto",
-    ]
-)
+forks.set_forkserver_preload(PRELOADED)
 
 
 def free_port() -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-IMPORTED_LATER = ("alembic.command", "anthropic", "uvicorn.protocols.websockets.auto")
+IMPORTED_LATER = ("alembic.command", "anthropic", "github", "openai", "uvicorn.protocols.websockets.auto")
 """What tests import while they run, and most workers of a whole run do."""
 
 
@@ -87,10 +87,24 @@ def _prepare(later: str, arguments: list[str]) -> None:
     from support.sqlite_template import make_templates
 
     make_templates()
-    for name in filter(None, later.split(",")):
-        importlib.import_module(name)
+    if later:  # nearly every worker will need them
+        _start_forkserver()
+        for name in later.split(","):
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()
+
+
+def _start_forkserver() -> None:
+    """The process that tests fork `gofer serve` from (`e2e/process.py`): it imports Gofer once for all workers."""
+    from multiprocessing import forkserver
+
+    from e2e.process import PRELOADED
+
+    forkserver.set_forkserver_preload([*PRELOADED, "anthropic"])
+    forkserver.ensure_running()
+    # A worker is not its parent, and may not look whether it still runs.
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
 
 
 def _run_as_worker() -> None:

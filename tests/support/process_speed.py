@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import importlib.metadata
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import structlog
 import uvloop
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.util import LRUCache
+
+from gofer.agent.tools import registry
 
 
 @functools.cache
@@ -39,6 +43,16 @@ def share_compiled_statements() -> None:
 def share_tls_defaults() -> None:
     """Read the certificates of the world's authorities once: every client of HTTP made anew did, for loopback too."""
     httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
+
+
+def share_entry_points() -> None:
+    """Look for plugins' tools once for each path: every platform opened anew reads a file of each installed package."""
+
+    @functools.cache
+    def found(path: tuple[str, ...], group: str) -> Any:
+        return importlib.metadata.entry_points(group=group)
+
+    registry.entry_points = lambda *, group: found(tuple(sys.path), group)  # type: ignore[attr-defined]
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
