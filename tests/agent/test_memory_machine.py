@@ -276,11 +276,14 @@ class MemoryMachine(RuleBasedStateMachine):
         self.loop.close()
 
 
-def test_memory_keeps_its_promises_whatever_happens(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("runs", [4, pytest.param(12, marks=pytest.mark.slow)])
+def test_memory_keeps_its_promises_whatever_happens(
+    tmp_path_factory: pytest.TempPathFactory, runs: int
+) -> None:
     run_state_machine_as_test(
         lambda: MemoryMachine(tmp_path_factory.mktemp("machine") / "data"),  # type: ignore[arg-type]
         settings=settings(
-            max_examples=12,
+            max_examples=runs,
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -128,6 +128,12 @@ async def begin(
     return run, service, claim
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def database_url(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    return url
+
+
 def body(text: str) -> str:
     """A recalled text without our line above it."""
     head, _, rest = text.partition("\n")
@@ -557,6 +563,7 @@ class Torn(StoreJournal):
         return await self._database.write(torn)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.parametrize("kind", ["context.cleared", "context.checkpoint", "turn.started", "tool.finished"])
 async def test_dying_inside_an_operation_leaves_nothing_half_done(
     world: World, direct: Make, kind: str

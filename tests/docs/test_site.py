@@ -48,6 +48,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / ".site"
 
 
+def test_every_page_is_built_and_every_link_leads_somewhere(built: Path) -> None:
+    """`--strict` refuses a link that leads nowhere."""
+    written = {path.relative_to(built).as_posix() for path in built.rglob("*.html")}
+    named = [path.relative_to(DOCS).with_suffix(".html").as_posix() for path in DOCS.rglob("*.md")]
+    assert {name.replace("README.html", "index.html") for name in named} <= written
+
+
 @pytest.fixture
 def url(built: Path) -> Iterator[str]:
     class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -64,6 +71,7 @@ def url(built: Path) -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_reader_finds_a_page_and_asks_no_other_host(url: str) -> None:
     found = subprocess.run(["sh", ROOT / "scripts" / "browser", "--find"], capture_output=True, text=True)
     if found.returncode:

@@ -99,6 +99,7 @@ ELSEWHERE = {
 UNANSWERED = "git push origin HEAD:gofer/1-unknown"
 
 
+@pytest.mark.slow
 async def test_other_branches_repositories_submodules_and_workflows_are_out_of_reach(
     scene: Scene, tmp_path: Path
 ) -> None:

@@ -58,7 +58,12 @@ def place() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.fixture(params=PROVIDERS)
+ONCE_MORE = ("bubblewrap without cgroups", "docker")
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in ONCE_MORE else []) for name in PROVIDERS]
+)
 def provider(request: pytest.FixtureRequest, place: Path) -> Iterator[Provider]:
     with ExitStack() as stack:
         yield PROVIDERS[request.param](stack, place)

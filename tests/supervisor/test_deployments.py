@@ -33,7 +33,12 @@ def test_a_good_release_takes_over_and_becomes_the_good_one(gofer: Supervised) -
     eventually(lambda: gofer.events("revision.promoted")[-1]["previous"] == "one")
 
 
-@pytest.mark.parametrize("fault", ["start", "configuration", "silent", "later", "unfit", "memory"])
+ONCE_MORE = ("configuration", "later", "memory")
+
+
+@pytest.mark.parametrize(
+    "fault", ["start", "silent", "unfit", *(pytest.param(each, marks=pytest.mark.slow) for each in ONCE_MORE)]
+)
 def test_a_release_that_does_not_work_is_taken_back(gofer: Supervised, fault: str) -> None:
     running(gofer)
     gofer.add("two", fault)
@@ -122,7 +127,14 @@ def test_a_newly_installed_release_runs_on_probation(gofer: Supervised) -> None:
     eventually(lambda: gofer.proved("two") and gofer.serves("two"))
 
 
-@pytest.mark.parametrize("step", ["stop", "backup", "migrate", "prove", "restore"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "migrate",
+        "restore",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("stop", "backup", "prove")),
+    ],
+)
 def test_a_supervisor_killed_at_any_step_ends_with_a_release_that_works(gofer: Supervised, step: str) -> None:
     running(gofer)
     good = step != "restore"
@@ -139,6 +151,7 @@ def test_a_supervisor_killed_at_any_step_ends_with_a_release_that_works(gofer: S
     assert gofer.trial() is None
 
 
+@pytest.mark.slow
 def test_random_kills_during_deployments_leave_one_release_serving(gofer: Supervised) -> None:
     running(gofer)
     for number, fault in enumerate(["", "start", "", "migration", ""]):

@@ -245,9 +245,10 @@ def _empty(c: Connection) -> None:
 CALM = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None, "derandomize": False}
 
 
-def test_on_sqlite(sqlite_url: str) -> None:
+@pytest.mark.parametrize("runs", [4, pytest.param(12, marks=pytest.mark.slow)])
+def test_on_sqlite(sqlite_url: str, runs: int) -> None:
     machine = type("OnSqlite", (Engine,), {"template": Path(sqlite_url.removeprefix("sqlite:///"))})
-    run_state_machine_as_test(machine, settings=settings(max_examples=12, stateful_step_count=25, **CALM))  # type: ignore[arg-type]
+    run_state_machine_as_test(machine, settings=settings(max_examples=runs, stateful_step_count=25, **CALM))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
