@@ -52,7 +52,7 @@ def share_entry_points() -> None:
     def found(path: tuple[str, ...], group: str) -> Any:
         return importlib.metadata.entry_points(group=group)
 
-    registry.entry_points = lambda *, group: found(tuple(sys.path), group)  # type: ignore[attr-defined]
+    registry.entry_points = lambda *, group: found(tuple(sys.path), group)  # type: ignore[assignment, attr-defined]
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
