@@ -31,6 +31,9 @@ from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import GoferError
 from gofer.goals.handler import GoalDriver, goal_apology
 from gofer.goals.requests import GoalTools
+from gofer.heartbeat.beats import Beats
+from gofer.heartbeat.nudges import Nudges
+from gofer.heartbeat.runs import HeartbeatRuns
 from gofer.intake.admit import Admitter, StrangerLimit
 from gofer.intake.polling import Poller
 from gofer.intake.receive import Gate, Intake, Refusals
@@ -42,6 +45,8 @@ from gofer.jobs.kinds import (
     APPROVAL,
     DELIVER,
     GOAL,
+    HEARTBEAT,
+    NUDGE,
     POST,
     PROPOSAL,
     RECEPTION,
@@ -404,6 +409,10 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
         from gofer.releases.canary import prove  # a release is on probation once
 
         stack.callback(asyncio.create_task(prove(platform, notify), name="canary").cancel)
+    beats = Beats(
+        platform.database, AgentFiles.of(platform.settings), platform.signals, platform.settings.timezone
+    )
+    stack.callback(asyncio.create_task(beats.keep_beating(), name="heartbeat").cancel)
 
 
 async def _handle_release(platform: Platform, verb: str, run: Run) -> Outcome:
@@ -507,6 +516,22 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         database=database, vault=vault, accounts=platform.accounts, directory=settings.data_dir / "agents"
     )
     poller = Poller(database=database, accounts=platform.accounts, intake=platform.intake)
+    heartbeats = HeartbeatRuns(
+        settings=settings,
+        database=database,
+        vault=vault,
+        redactor=platform.redactor,
+        keys=keys,
+        agents=AgentFiles.of(settings),
+        recall=platform.recall,
+    )
+    nudges = Nudges(
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        agents=AgentFiles.of(settings),
+        signals=platform.signals,
+    )
     return Worker(
         owner=platform.owner,
         database=database,
@@ -528,6 +553,8 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
             CATCH_UP: poller.catch_up,
             SET_UP: poller.set_up,
             MEMORY: MemoryManager(database, vault).handle,
+            HEARTBEAT: heartbeats.handle,
+            NUDGE: nudges.handle,
         },
         apology=_apology,
         capacity=Capacity(

@@ -23,6 +23,7 @@ from gofer.commands.goals import GOAL_COMMANDS, answer_goal
 from gofer.commands.memory import MEMORY_COMMANDS, answer_memory
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.errors import ConfigError, Conflict, Forbidden, GoferError, NotFound, Temporary
+from gofer.heartbeat.records import mute_everybody
 from gofer.identity import TooManyGuesses, link, new_link, redeem, role_now
 from gofer.intake.admit import Admitter, read_one
 from gofer.intake.unknown_senders import request_approval
@@ -121,6 +122,8 @@ NO_NAME = "That can be nobody's name: letters, digits, dots, dashes and undersco
 NAME = re.compile(r"[A-Za-z0-9._-]{0,100}")
 NOT_PAIRED = "You are not paired with me, so there is nobody to link you with."
 FRESH = "A fresh start: what was said before is forgotten."
+MUTED = "No heartbeat writes here from now on. /unmute takes that back."
+UNMUTED = "A heartbeat that is switched on may write here again."
 NOTHING_TO_STOP = "I am doing nothing here."
 STOPPING = "Stopping …"
 NOT_YOURS = "This is not for you to answer."
@@ -288,6 +291,13 @@ class CommandHandler:
             return await self._goal(claim, read)
         if read.message.command in MEMORY_COMMANDS:
             return await answer_memory(self._database, self._vault, self._recall, claim, read)
+        if read.message.command in ("mute", "unmute"):
+            muted = read.message.command == "mute"
+            by = f"author:{read.message.author.id}"
+            await self._database.write(
+                partial(mute_everybody, conversation_id=str(claim.conversation_id), muted=muted, by=by)
+            )
+            return MUTED if muted else UNMUTED
         if read.message.command in ("agent", "model") and read.message.arguments.strip():
             return await self._switch(claim, read)
         asking = CommandRequest(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from gofer.integration import Parsed
 from gofer.store.tables import Trust
 
-Source = Literal["webhook", "poll", "catchup", "replay", "schedule"]
+Source = Literal["webhook", "poll", "catchup", "replay", "schedule", "button"]
 Result = Literal["accepted", "repeat", "redriven", "noted"]
 
 

@@ -93,8 +93,8 @@ def _place(connection: Connection, vault: Vault, arrival: Arrival, message: Inco
 
     None when the name belongs to another place by now.
     """
-    # A schedule speaks into a place; it is not the service that says who reads it.
-    told = None if arrival.source == "schedule" else message.private
+    # A schedule or a press speaks into a place; it is not the service that says who reads it.
+    told = None if arrival.source in ("schedule", "button") else message.private
     place = {"via": arrival.connection_id, "at": message.conversation, "told": told}
     take = _TAKE_SEQ
     if message.stable_id:

@@ -301,6 +301,8 @@ COMMANDS = (
     Command("remember", "Remember something; an owner adds `everybody:` for all I talk to", "[what]"),
     Command("forget", "Forget something I remember, by its id", "[mem_…]"),
     Command("memory", "What I remember here, or what fits some words", "[words]"),
+    Command("mute", "Have my heartbeat write nothing here"),
+    Command("unmute", "Let my heartbeat write here again"),
     Command(
         "link",
         "Make yourself known elsewhere (@ and your name there), or here with a code",

@@ -14,6 +14,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,6 +31,7 @@ from gofer.agent.tools.registry import plugin_tools
 from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import ConfigError, NotFound
 from gofer.mcp.settings import McpServerSettings, ServerName
+from gofer.runs.heartbeat_settings import HEARTBEAT_FILE, HeartbeatList, HeartbeatSettings, read_items
 from gofer.runs.layers import (
     LAYERS,
     MAX_BYTES,
@@ -127,6 +129,8 @@ class AgentSpec(BaseModel):
     """Whether it answers what no agent's route fits. Without a word in any file, the built-in agent does."""
     routes: tuple[RouteSettings, ...] = ()
     """What wakes it. Without one it answers where it is named or chosen, and as the default agent."""
+    heartbeat: HeartbeatSettings = HeartbeatSettings()
+    """Whether it looks after its conversations by itself, how often, and what that may cost."""
 
     @property
     def effort(self) -> str:
@@ -290,6 +294,7 @@ class AgentFiles:
     """Of files whose last change makes no sense; the version before it is in force."""
     layers: LayerFiles = field(init=False)
     _known: dict[str, tuple[tuple[Any, ...], AgentSpec]] = field(default_factory=dict)
+    _lists: dict[str, tuple[tuple[Any, ...], HeartbeatList]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layers = LayerFiles(self.directory)
@@ -321,6 +326,16 @@ class AgentFiles:
         folder = self.directory / name
         in_folder = self.layered and is_agent_folder(folder)
         return AgentPaths.inside(folder) if in_folder else AgentPaths.flat(self.directory, name)
+
+    def heartbeat_list(self, spec: AgentSpec) -> HeartbeatList:
+        """What HEARTBEAT.md in an agent's folder asks it to look at, read again when it changes."""
+        folder = self.paths(spec.name).folder
+        yesterday = (datetime.now(UTC) - timedelta(days=1)).date()  # today somewhere may be yesterday here
+        seen = (None if folder is None else stamp(folder / HEARTBEAT_FILE), spec.heartbeat, yesterday)
+        known = self._lists.get(spec.name)
+        if known is None or known[0] != seen:
+            known = self._lists[spec.name] = seen, read_items(folder, spec.heartbeat, yesterday)
+        return known[1]
 
     def strays(self) -> dict[str, str]:
         """Files that no agent is made of, by name, and why not."""
@@ -397,8 +412,15 @@ class AgentFiles:
             for person in self.layers.people(spec.name):
                 self.packet(spec, person)
         said: dict[str, tuple[AgentSpec | None, str]] = {}
+        lists = [
+            {f"{spec.name}/{HEARTBEAT_FILE} {number}": problem}
+            for spec in in_force(found)
+            for number, problem in enumerate(self.heartbeat_list(spec).problems, 1000)
+        ]
         misnamed = [self.layers.misnamed(path.name) for path in self._folders() if path.name in found]
-        problems = {file: why for each in (self.layers.problems, *misnamed) for file, why in each.items()}
+        problems = {
+            file: why for each in (self.layers.problems, *misnamed, *lists) for file, why in each.items()
+        }
         for file, problem in sorted(problems.items()):
             name = file.partition("/")[0]
             name = name if name in found else file

@@ -16,6 +16,7 @@ from gofer.runs.agent_files import (
     AGENT_LAYER,
     NAME,
     SETTINGS,
+    AgentFileError,
     AgentPaths,
     AgentSpec,
     good_copy,
@@ -24,6 +25,7 @@ from gofer.runs.agent_files import (
     load_agent,
     providers_of,
 )
+from gofer.runs.heartbeat_settings import HEARTBEAT_FILE, with_switch
 from gofer.runs.layers import LAYERS, MAX_BYTES, PEOPLE, good_layer, write_atomically
 
 EXAMPLE = """# Every field is explained in docs/agents.md. What is left out has its default.
@@ -191,6 +193,23 @@ def _put_folder(
     return spec
 
 
+def switch_heartbeat(directory: Path, name: str, *, enabled: bool, layered: bool = True) -> AgentSpec:
+    """Switch an agent's heartbeat on or off in its settings; raises Conflict when they say it in another way.
+
+    An agent without a file gets a folder, so that it can have a HEARTBEAT.md.
+    """
+    folder, flat = directory / name, AgentPaths.flat(directory, name)
+    in_folder = layered and NAME.fullmatch(name) and is_agent_folder(folder)
+    path = folder / SETTINGS if in_folder else flat.settings
+    there = os.path.lexists(path)
+    toml = with_switch(_shown(path, folder if in_folder else None), enabled=enabled)
+    try:
+        spec = put_agent(directory, name, toml, layers=None if there or in_folder or not layered else {})
+    except AgentFileError as error:
+        raise Conflict(f"{path.name} line {error.line}: {error.message}. Fix it first.") from error
+    return spec
+
+
 def new_agent(directory: Path, name: str) -> AgentSpec:
     """Make an agent's folder with files that explain themselves; raises Conflict when it is there already."""
     if os.path.lexists(directory / name) or os.path.lexists(directory / f"{name}.toml"):
@@ -219,7 +238,8 @@ def _remove_folder(folder: Path) -> None:
         return
     people = [path for path in (folder / PEOPLE).glob("*.md") if not path.name.startswith(".")]
     layers = [folder / f"{layer}.md" for layer in LAYERS] + people
-    for path in (*layers, *map(good_layer, layers), folder / SETTINGS, good_copy(folder / SETTINGS)):
+    settings = (folder / SETTINGS, good_copy(folder / SETTINGS), folder / HEARTBEAT_FILE)
+    for path in (*layers, *map(good_layer, layers), *settings):
         if not path.is_dir():
             path.unlink(missing_ok=True)
     for left in (folder / PEOPLE, folder):

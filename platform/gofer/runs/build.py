@@ -27,7 +27,7 @@ from gofer.agent.tools.output import MAX_CHARACTERS, Masker, NoMask
 from gofer.agent.tools.registry import RECALL, Policy, ToolRegistry, ToolRunner
 from gofer.mcp.servers import RunServers
 from gofer.runs.agent_files import AgentSpec
-from gofer.tool import Blobs, Shell, Tool
+from gofer.tool import Blobs, Shell, Tier, Tool
 
 NO_SERVERS = RunServers()
 MIN_CHARACTERS = 2000
@@ -73,8 +73,10 @@ async def build(
     prices: Prices,
     ports: Ports,
     servers: RunServers = NO_SERVERS,
+    *,
+    reads_only: bool = False,
 ) -> Loop:
-    """The loop of one job."""
+    """The loop of one job. With `reads_only` it has no tool that changes anything or reaches outside."""
     names = tuple({model.name, *getattr(model, "names", ())})
     window = model.context_window
     longest = min(spec.limits.output_tokens, model.features.output_tokens or window, window // 4)
@@ -88,8 +90,9 @@ async def build(
         # A little more than a result has, so that any result comes back whole.
         of_the_run.append(recall_tool(ports.memories, trust, longest_output + RECALL_MARGIN))
         of_the_run.append(remember_tool(ports.memories))
+    all_tools = [*tools, *servers.tools, *of_the_run]
     runner = ToolRunner(
-        ToolRegistry([*tools, *servers.tools, *of_the_run]),
+        ToolRegistry(tool for tool in all_tools if not reads_only or tool.tier is Tier.READ),
         policy,
         shell=ports.shell,
         blobs=ports.blobs,

@@ -58,7 +58,9 @@ KINDS: dict[str, str] = {
     "stranger.turned_away": "Somebody unknown was told so.",
     "identity.changed": "A layer of an agent's identity was changed as an owner approved.",
     "connection.changed": "A connection was added, changed or removed.",
-    "conversation.changed": "An owner chose who answers a conversation, or with which model.",
+    "conversation.changed": "Somebody chose who answers a conversation, with which model, or muted a heartbeat there.",
+    "heartbeat.found": "An agent's heartbeat found something that is due, and what it recommends.",
+    "heartbeat.nudged": "An agent's heartbeat wrote to a conversation: why, and what it recommends.",
     "error": "Something went wrong that no other event describes.",
 }
 """Every kind the infrastructure writes; the agent's own kinds are listed in `gofer.agent.journal`."""

@@ -525,7 +525,7 @@ class Delivery(SQLModel, table=True):
     body_hash: str
     """A keyed digest of its body: what makes the same body again a repeat."""
     source: str
-    """How it came: webhook, poll, catchup, replay, schedule."""
+    """How it came: webhook, poll, catchup, replay, schedule, button."""
     event: str
     note: str = ""
     """Why it became no message, if it did not."""
@@ -597,6 +597,8 @@ class Participant(SQLModel, table=True):
     priority: int = 0
     summary: bytes | None = _bytes(nullable=True)
     """What is kept of everything its last checkpoint covers, sealed."""
+    muted_at: float | None = None
+    """When somebody there asked that the agent's heartbeat writes nothing there; None while it may."""
 
 
 class Job(SQLModel, table=True):
@@ -1025,6 +1027,41 @@ class Task(SQLModel, table=True):
     finished_at: float | None = None
 
 
+class HeartbeatFinding(SQLModel, table=True):
+    """Something that an agent's heartbeat found in a conversation, and what became of it. It has nobody's words."""
+
+    __tablename__ = "heartbeat_finding"
+    __table_args__ = (
+        Index("heartbeat_finding_once", "key", unique=True),
+        Index("heartbeat_finding_in_conversation", "conversation_id", "settled_at"),
+        Index("heartbeat_finding_of_agent", "agent_id", "found_at"),
+        Index("heartbeat_finding_of_job", "job_id"),
+        Index("heartbeat_finding_of_subject", "agent_id", "subject", "found_at"),
+    )
+
+    id: str = Field(primary_key=True)
+    agent_id: str
+    conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
+    """Where it belongs, and where alone it is told."""
+    code: str
+    """What was found, such as `question.unanswered`."""
+    subject: str
+    """What it is about: a question, a job, a connection, an item of HEARTBEAT.md."""
+    key: str
+    """Agent, code, subject and period: the same thing is found once."""
+    recommendation: str
+    """The code of what is recommended."""
+    state: str = "found"
+    """found, nudged, researched, quiet (the run chose to say nothing) or dropped."""
+    reason: str = ""
+    """Why it was dropped or stayed quiet."""
+    job_id: int | None = _big(default=None, nullable=True)
+    """The heartbeat job that deals with it; the job may be pruned before the finding."""
+    found_at: float
+    settled_at: float | None = None
+    """When it was decided what becomes of it."""
+
+
 class Worker(SQLModel, table=True):
     """A process that is or was there."""
 
@@ -1081,4 +1118,5 @@ schedules = table(Schedule)
 memories = table(Memory)
 goals = table(Goal)
 tasks = table(Task)
+heartbeat_findings = table(HeartbeatFinding)
 workers = table(Worker)
