@@ -25,6 +25,7 @@ from gofer.store.tables import (
     conversations,
     deliveries,
     events,
+    heartbeat_findings,
     goals,
     in_state,
     jobs,
@@ -83,6 +84,8 @@ def purge_conversation(connection: Connection, vault: Vault, *, conversation_id:
     # With the binding go the replies in its ledger.
     connection.execute(delete(bindings).where(bindings.c.conversation_id == conversation_id))
     _remove_schedules(connection, conversation_id)
+    here = heartbeat_findings.c.conversation_id == conversation_id
+    connection.execute(delete(heartbeat_findings).where(here))
     connection.execute(update(conversations).where(conversations.c.id == conversation_id).values(title=""))
     log.record(
         connection, "conversation.purged", found.workspace_id, conversation_id=conversation_id,

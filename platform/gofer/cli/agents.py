@@ -169,6 +169,75 @@ def _read(path: Path) -> str:
 
 
 @app.command()
+def heartbeat(
+    name: Name,
+    switch: Annotated[
+        str,
+        typer.Argument(help="on or off; left out, it only shows.", metavar="[on|off]", show_default=False),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show an agent's heartbeat, or switch it on or off.
+
+    \b
+    gofer agents heartbeat reviewer
+    gofer agents heartbeat reviewer on
+    """
+    if switch not in ("", "on", "off"):
+        raise CommandFailed(f"A heartbeat is on or off, not {switch!r}.", USAGE)
+    path = f"/agents/{name}/heartbeat"
+    found = call("PUT", path, json={"enabled": switch == "on"}) if switch else call("GET", path)
+    show(found, as_json, lambda: _print_heartbeat(found))
+
+
+def _print_heartbeat(found: dict[str, Any]) -> None:
+    state = "on" if found["enabled"] else "off"
+    print(
+        f"The heartbeat of {found['name']} is {state}: every {found['every']} minutes, {found['hours']} "
+        f"({found['timezone']}), ${found['spent_today']:.4f} of ${found['budget']:.2f} spent today."
+    )
+    for problem in found["problems"]:
+        print(f"Problem: {problem}")
+    for item in found["items"]:
+        print(f"- {item['when']}: {item['text']}")
+    for each in found["muted"]:
+        where = each["conversation_id"]
+        print(f"Muted in {where}. Undo: gofer agents unmute {found['name']} {where}")
+    rows = [(each["code"], each["conversation_id"], each["state"], each["reason"]) for each in found["found"]]
+    table(("found", "conversation", "became", "reason"), rows, empty="It has found nothing lately.")
+
+
+Where = Annotated[str, typer.Argument(help="The conversation's id.", show_default=False)]
+
+
+@app.command()
+def mute(name: Name, conversation: Where, as_json: AsJson = False) -> None:
+    """Have an agent's heartbeat write nothing in a conversation.
+
+    \b
+    gofer agents mute reviewer conv_k3v9
+    """
+    _mute(name, conversation, as_json, muted=True)
+
+
+@app.command()
+def unmute(name: Name, conversation: Where, as_json: AsJson = False) -> None:
+    """Let an agent's heartbeat write in a conversation again.
+
+    \b
+    gofer agents unmute reviewer conv_k3v9
+    """
+    _mute(name, conversation, as_json, muted=False)
+
+
+def _mute(name: str, conversation: str, as_json: bool, *, muted: bool) -> None:
+    given = {"conversation_id": conversation, "muted": muted}
+    found = call("PUT", f"/agents/{name}/heartbeat/mute", json=given)
+    words = "writes nothing there" if muted else "may write there again"
+    show(found, as_json, lambda: print(f"The heartbeat of {name} {words}."))
+
+
+@app.command()
 def remove(name: Name, as_json: AsJson = False) -> None:
     """Remove an agent's files; its conversations keep their history.
 

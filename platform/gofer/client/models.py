@@ -618,6 +618,63 @@ class AgentWritten(Shape):
     spec: dict[str, Any]
 
 
+class HeartbeatListItem(Shape):
+    """One item of HEARTBEAT.md."""
+
+    when: str
+    text: str
+
+
+class HeartbeatMute(Shape):
+    """A conversation in which a heartbeat is muted."""
+
+    conversation_id: str
+    muted_at: float
+
+
+class HeartbeatFinding(Shape):
+    """Something that a heartbeat found, and what became of it."""
+
+    id: str
+    conversation_id: str
+    code: str
+    """What was found, such as `question.unanswered`."""
+    subject: str
+    recommendation: str
+    """The code of what is recommended …"""
+    advice: str
+    """… and the sentence."""
+    state: str
+    """found, nudged, researched, quiet or dropped."""
+    reason: str
+    found_at: float
+    settled_at: float | None
+
+
+class Heartbeat(Shape):
+    """An agent's heartbeat."""
+
+    name: str
+    enabled: bool
+    every: int
+    """Minutes."""
+    hours: str
+    timezone: str
+    budget: float
+    """Dollars a day."""
+    spent_today: float
+    conversation: str
+    """Where it tells of what belongs to no conversation, if its settings say so …"""
+    home: str
+    """… and where it does now; empty when there is no such place."""
+    items: list[HeartbeatListItem]
+    problems: list[str]
+    """What of HEARTBEAT.md is not in force, and why."""
+    muted: list[HeartbeatMute]
+    found: list[HeartbeatFinding]
+    """The newest first."""
+
+
 class AgentGone(Shape):
     """An agent that has no files any more."""
 

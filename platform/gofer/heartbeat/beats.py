@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import structlog
@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select
 
 from gofer.crash import crash_point
 from gofer.errors import GoferError
-from gofer.heartbeat.findings import Watch, clock, look
+from gofer.heartbeat.findings import Due, HeartbeatWatch, clock, look
 from gofer.heartbeat.records import prune_findings, record
 from gofer.jobs.notifications import EVENTS, JOBS, Signals
 from gofer.runs.agent_files import AgentFiles, AgentSpec
@@ -70,11 +70,10 @@ class Beats:
     async def look(self, spec: AgentSpec, at: float) -> int:
         """Have one agent look now; returns how many jobs that made."""
         items = (await asyncio.to_thread(self.files.heartbeat_list, spec)).items
-        agent_id = await self.database.read(partial(_agent_id, name=spec.name))
-        if agent_id is None:
+        watch = HeartbeatWatch("", spec.name, spec.heartbeat, items, self.timezone, at)
+        if not watch.open:
             return 0
-        watch = Watch(agent_id, spec.name, spec.heartbeat, items, self.timezone, at)
-        found = await self.database.read(partial(look, watch=watch))
+        watch, found = await self.database.read(partial(_look, watch=watch))
         if not found:
             return 0
         made = await self.database.write(partial(record, watch=watch, found=found))
@@ -102,5 +101,10 @@ class Beats:
             await self.database.write(prune_findings)
 
 
-def _agent_id(connection: Connection, name: str) -> str | None:
-    return connection.execute(select(agents.c.id).where(agents.c.name == name)).scalar()
+def _look(connection: Connection, watch: HeartbeatWatch) -> tuple[HeartbeatWatch, list[Due]]:
+    """What an agent finds that is known by its name so far."""
+    agent_id = connection.execute(select(agents.c.id).where(agents.c.name == watch.name)).scalar()
+    if agent_id is None:
+        return watch, []
+    watch = replace(watch, agent_id=agent_id)
+    return watch, look(connection, watch)

@@ -60,7 +60,7 @@ RECURRING = (UNHEALTHY, ITEM)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Due:
     """Something that is due."""
 
     code: str
@@ -75,7 +75,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class HeartbeatWatch:
     """Whose heartbeat looks, and when."""
 
     agent_id: str
@@ -96,20 +96,20 @@ def clock(connection: Connection) -> float:
     return float(connection.execute(select(now())).scalar_one())
 
 
-def look(connection: Connection, watch: Watch) -> list[Found]:
+def look(connection: Connection, watch: HeartbeatWatch) -> list[Due]:
     """Everything that is due and not on record, each with the conversation it is to be told in."""
     if not watch.open:
         return []
     found = [*_questions(connection, watch), *_failed(connection, watch), *_unhealthy(connection, watch)]
     found += [
-        Found(ITEM, f"item:{item.id}", "", period)
+        Due(ITEM, f"item:{item.id}", "", period)
         for item, period in due_items(watch.items, watch.at, watch.timezone)
     ]
     fresh = _not_on_record(connection, watch, found)
     return _housed(connection, watch, fresh) if fresh else []
 
 
-def _questions(connection: Connection, watch: Watch) -> Iterable[Found]:
+def _questions(connection: Connection, watch: HeartbeatWatch) -> Iterable[Due]:
     """Questions of this agent's runs, and of programs in its name, that nobody has answered for a while."""
     open_ones = (
         select(questions.c.id, questions.c.job_id, questions.c.conversation_id, questions.c.asked_at)
@@ -126,10 +126,10 @@ def _questions(connection: Connection, watch: Watch) -> Iterable[Found]:
         .where(in_state(JobState.WAITING), open_ones.c.conversation_id.is_not(None))
     )
     for row in connection.execute(query):
-        yield Found(QUESTION, f"question:{row.id}", row.conversation_id)
+        yield Due(QUESTION, f"question:{row.id}", row.conversation_id)
 
 
-def _failed(connection: Connection, watch: Watch) -> Iterable[Found]:
+def _failed(connection: Connection, watch: HeartbeatWatch) -> Iterable[Due]:
     """Answers of this agent that were given up."""
     newest = (
         select(jobs.c.id)
@@ -145,22 +145,22 @@ def _failed(connection: Connection, watch: Watch) -> Iterable[Found]:
         .where(jobs.c.conversation_id.is_not(None), jobs.c.reason != "purged")
     )
     for row in connection.execute(query):
-        yield Found(FAILED, f"job:{row.id}:{row.attempts}", row.conversation_id)
+        yield Due(FAILED, f"job:{row.id}:{row.attempts}", row.conversation_id)
 
 
-def _unhealthy(connection: Connection, watch: Watch) -> Iterable[Found]:
+def _unhealthy(connection: Connection, watch: HeartbeatWatch) -> Iterable[Due]:
     """Connections whose service gives us nothing, as their own jobs say."""
     day = _day(watch)
     for row in connection.execute(select(connections.c.id).where(connections.c.enabled).limit(MAX_ROWS)):
         if fetch_trouble(connection, row.id):
-            yield Found(UNHEALTHY, f"connection:{row.id}", "", day)
+            yield Due(UNHEALTHY, f"connection:{row.id}", "", day)
 
 
-def _day(watch: Watch) -> str:
+def _day(watch: HeartbeatWatch) -> str:
     return str(int(watch.at // 86400))
 
 
-def _not_on_record(connection: Connection, watch: Watch, found: Sequence[Found]) -> list[Found]:
+def _not_on_record(connection: Connection, watch: HeartbeatWatch, found: Sequence[Due]) -> list[Due]:
     keys = {each.key(watch.agent_id): each for each in found}
     if not keys:
         return []
@@ -169,7 +169,7 @@ def _not_on_record(connection: Connection, watch: Watch, found: Sequence[Found])
     return [each for key, each in keys.items() if key not in there and not _ignored(connection, watch, each)]
 
 
-def _ignored(connection: Connection, watch: Watch, found: Found) -> bool:
+def _ignored(connection: Connection, watch: HeartbeatWatch, found: Due) -> bool:
     """Whether the last nudge about the same thing is unanswered: then it is not repeated."""
     if found.code not in RECURRING:
         return False
@@ -191,12 +191,12 @@ def _ignored(connection: Connection, watch: Watch, found: Found) -> bool:
     return connection.execute(since).first() is None
 
 
-def _housed(connection: Connection, watch: Watch, found: Sequence[Found]) -> list[Found]:
+def _housed(connection: Connection, watch: HeartbeatWatch, found: Sequence[Due]) -> list[Due]:
     """What is found, where it may be told: in its own conversation, or else in the agent's home. What has no place is
     left out, and found again when there is one."""
     home = "" if all(each.conversation_id for each in found) else home_of(connection, watch)
     placed = [
-        Found(each.code, each.subject, each.conversation_id or home, each.period)
+        Due(each.code, each.subject, each.conversation_id or home, each.period)
         for each in found
         if each.conversation_id or home
     ]
@@ -209,7 +209,7 @@ def _housed(connection: Connection, watch: Watch, found: Sequence[Found]) -> lis
     return [each for each in placed if each.conversation_id in open_to]
 
 
-def home_of(connection: Connection, watch: Watch) -> str:
+def home_of(connection: Connection, watch: HeartbeatWatch) -> str:
     """The conversation in which an agent tells of what belongs to none: the one that its settings name, or the last
     one that an owner has in private with it. Empty when there is none."""
     mine = (

@@ -54,7 +54,7 @@ MUTED = "Muted: the heartbeat of {agent} writes nothing more here. `/unmute` tak
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class NudgeAction:
     """A button, and what whoever presses it says."""
 
     label: str
@@ -68,7 +68,7 @@ class Nudge:
     agent: str
     text: str
     why: tuple[str, ...]
-    actions: tuple[Action, ...] = ()
+    actions: tuple[NudgeAction, ...] = ()
     narrowed: bool = False
 
     @property
@@ -175,7 +175,7 @@ class Nudges:
         said = nudge.text if words == nudge.words else ""
         return Draft(binding, parts, "note", signature=signature, said=said, narrowed=nudge.narrowed)
 
-    async def _mute(self, claim: Claim, nudge: Nudge, pressed: Press) -> Outcome:
+    async def _mute(self, claim: Claim, nudge: Nudge, pressed: NudgePress) -> Outcome:
         agent_id, conversation_id = str(claim.agent_id), str(claim.conversation_id)
         await self._database.write(
             partial(set_muted, agent_id=agent_id, conversation_id=conversation_id, muted=True, by=pressed.by)
@@ -185,7 +185,7 @@ class Nudges:
         draft = await self._draft(claim, nudge, MUTED.format(agent=nudge.agent))
         return Done((draft,) if draft is not None else ())
 
-    async def _say(self, claim: Claim, nudge: Nudge, action: Action, pressed: Press) -> None:
+    async def _say(self, claim: Claim, nudge: Nudge, action: NudgeAction, pressed: NudgePress) -> None:
         """Write what the button says into the conversation, in the name of whoever pressed it."""
         verb = partial(
             _take_in, vault=self._vault, claim=claim, agent=nudge.agent, text=action.say, pressed=pressed
@@ -198,7 +198,7 @@ class Nudges:
 
 
 @dataclass(frozen=True, slots=True)
-class Press:
+class NudgePress:
     """What was pressed, and by whom."""
 
     text: str
@@ -215,11 +215,11 @@ def _opened(connection: Connection, vault: Vault, claim: Claim) -> Nudge:
     found: Mapping[str, Any] = unseal(
         key, base64.b64decode(payload["sealed"]), NUDGE, str(payload["mark"]), conversation_id
     )
-    actions = tuple(Action(**each) for each in found["actions"])
+    actions = tuple(NudgeAction(**each) for each in found["actions"])
     return Nudge(**{**found, "why": tuple(found["why"]), "actions": actions})
 
 
-def _pressed(connection: Connection, vault: Vault, job_id: int) -> Press | None:
+def _pressed(connection: Connection, vault: Vault, job_id: int) -> NudgePress | None:
     """What was pressed; None while nobody has."""
     mine = questions.c.job_id == job_id, questions.c.call_id == ASKED
     row = connection.execute(
@@ -228,14 +228,14 @@ def _pressed(connection: Connection, vault: Vault, job_id: int) -> Press | None:
     if row is None or row.answered_at is None:
         return None
     if row.answer is None or not row_macs.fits(connection, questions, row):
-        return Press("")
+        return NudgePress("")
     given = unseal(conversation_key(connection, vault, row.conversation_id), row.answer, "answer", row.id)
     answered = select(events.c.data).where(events.c.job_id == job_id, events.c.kind == "question.answered")
     data = connection.execute(answered.order_by(events.c.seq.desc()).limit(1)).scalar() or {}
-    return Press(str(given["text"]), str(data.get("by", "")), str(given["by"]), str(given["trust"]))
+    return NudgePress(str(given["text"]), str(data.get("by", "")), str(given["by"]), str(given["trust"]))
 
 
-def _signed_in(connection: Connection, pressed: Press) -> bool:
+def _signed_in(connection: Connection, pressed: NudgePress) -> bool:
     """Whether a press came from the dashboard, the API or the command line, by somebody who may act there now."""
     if pressed.trust not in ("owner", "member"):
         return False
@@ -246,7 +246,7 @@ def _signed_in(connection: Connection, pressed: Press) -> bool:
 
 
 def _take_in(
-    connection: Connection, vault: Vault, claim: Claim, agent: str, text: str, pressed: Press
+    connection: Connection, vault: Vault, claim: Claim, agent: str, text: str, pressed: NudgePress
 ) -> Taken:
     conversation_id = str(claim.conversation_id)
     lock_conversation(connection, conversation_id)

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from gofer.heartbeat.findings import RECOMMENDATIONS, Found, Watch
+from gofer.heartbeat.findings import RECOMMENDATIONS, Due, HeartbeatWatch
 from gofer.jobs.kinds import ANSWER, HEARTBEAT
 from gofer.jobs.queue import SERVICE, submit
 from gofer.runs.spend import today
@@ -49,7 +49,7 @@ NO_MONEY = "budget"
 LOW_PRIORITY = 100
 
 
-def record(connection: Connection, watch: Watch, found: Sequence[Found]) -> int:
+def record(connection: Connection, watch: HeartbeatWatch, found: Sequence[Due]) -> int:
     """Put on record what a look found, and make a job for each conversation where something may be said. Returns how
     many were made.
 
@@ -65,7 +65,9 @@ def record(connection: Connection, watch: Watch, found: Sequence[Found]) -> int:
     return made
 
 
-def _record(connection: Connection, watch: Watch, conversation_id: str, found: Sequence[Found]) -> bool:
+def _record(
+    connection: Connection, watch: HeartbeatWatch, conversation_id: str, found: Sequence[Due]
+) -> bool:
     lock_conversation(connection, conversation_id)
     place = _place(connection, conversation_id)
     if place is None or holds_back(connection, watch.agent_id, conversation_id, watch.at):
@@ -100,7 +102,7 @@ def _place(connection: Connection, conversation_id: str) -> str | None:
     return connection.execute(query.order_by(bindings.c.id).limit(1)).scalar()
 
 
-def _insert(connection: Connection, watch: Watch, found: Found, looks_only: bool) -> str | None:
+def _insert(connection: Connection, watch: HeartbeatWatch, found: Due, looks_only: bool) -> str | None:
     """The id of a finding that is news; None for one that another process has found."""
     id_ = new_id("find")
     code, sentence = RECOMMENDATIONS[found.code]

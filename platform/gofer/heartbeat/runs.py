@@ -27,7 +27,7 @@ from gofer.crash import crash_point
 from gofer.errors import ConfigError, NotFound
 from gofer.heartbeat.brief import Explained, briefing, explain
 from gofer.heartbeat.findings import clock
-from gofer.heartbeat.nudges import Action, Nudge, submit_nudge
+from gofer.heartbeat.nudges import Nudge, NudgeAction, submit_nudge
 from gofer.heartbeat.records import (
     DROPPED,
     LEDGER,
@@ -329,7 +329,7 @@ class HeartbeatRuns:
         actions = (
             ()
             if narrowed
-            else tuple(Action(self._clean(each.label), self._clean(each.say)) for each in wish.actions)
+            else tuple(NudgeAction(self._clean(each.label), self._clean(each.say)) for each in wish.actions)
         )
         return Nudge(
             agent=spec.name,

@@ -77,7 +77,16 @@ _STOP_WAITING = (
     .returning(jobs.c.id)
 )
 _WANTED = (
-    select(participants, conversations.c.workspace_id, live_state(participants.c.id).label("live"))
+    select(
+        *(
+            participants.c.id,
+            participants.c.conversation_id,
+            participants.c.agent_id,
+            participants.c.read_seq,
+        ),
+        *(participants.c.wake_seq, participants.c.priority, conversations.c.workspace_id),
+        live_state(participants.c.id).label("live"),
+    )
     .join(conversations, conversations.c.id == participants.c.conversation_id)
     .where(participants.c.id == bindparam("who"), participants.c.wake_seq > participants.c.read_seq)
 )

@@ -69,3 +69,18 @@ def test_a_pipe_in_a_folder_is_not_waited_for(terminal: Terminal, tmp_path: Path
     os.mkfifo(tmp_path / "SOUL.md")
     said = terminal("agents", "put", "kim", str(tmp_path), fails=2)
     assert "SOUL.md cannot be read: it is not a file" in said
+
+
+def test_a_heartbeat_is_switched_and_its_list_shown(terminal: Terminal, data_dir: Path) -> None:
+    assert "is off" in terminal("agents", "heartbeat", "gofer")
+    assert "is on: every 30 minutes" in terminal("agents", "heartbeat", "gofer", "on")
+    (data_dir / "agents" / "gofer" / "HEARTBEAT.md").write_text("- every 2h: look\n- never: look\n")
+    shown = terminal("agents", "heartbeat", "gofer")
+    assert "- every 2h: look" in shown
+    assert "Problem: HEARTBEAT.md line 2 is not in force" in shown
+    assert "HEARTBEAT.md line 2" in terminal("agents", "show", "gofer")
+    assert "HEARTBEAT.md line 2" in str(terminal.json("doctor"))
+    terminal("agents", "heartbeat", "gofer", "loud", fails=2)
+    assert "takes no part" in terminal("agents", "mute", "gofer", "conv_none", fails=3)
+    terminal("agents", "remove", "gofer")
+    assert not (data_dir / "agents" / "gofer").exists()

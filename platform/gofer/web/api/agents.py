@@ -11,10 +11,17 @@ from starlette.responses import Response
 
 from gofer.errors import ConfigError, Forbidden, NotFound
 from gofer.runs.agent_files import AgentFileError, AgentSpec
-from gofer.runs.agent_writer import AgentTexts, as_toml, new_agent, put_agent, remove_agent
+from gofer.runs.agent_writer import (
+    AgentTexts,
+    as_toml,
+    new_agent,
+    put_agent,
+    remove_agent,
+    switch_heartbeat,
+)
 from gofer.store.bootstrap import FIRST_AGENT
 from gofer.web.api.http import RequestModel, check_match, etag_of, json_response, parse_body, platform_of
-from gofer.web.auth import visitor_of
+from gofer.web.auth import actor, visitor_of
 from gofer.web.queries.agents import (
     agent_identity,
     agent_texts,
@@ -23,6 +30,7 @@ from gofer.web.queries.agents import (
     check_layered,
     list_agents,
 )
+from gofer.web.queries.heartbeats import heartbeat_of, mute
 
 LayerName = Literal["SOUL", "IDENTITY", "USER"]
 
@@ -47,6 +55,19 @@ class AgentName(RequestModel):
     """An agent to make."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")
+
+
+class HeartbeatSwitch(RequestModel):
+    """Whether an agent's heartbeat is on."""
+
+    enabled: bool
+
+
+class HeartbeatMuting(RequestModel):
+    """Whether an agent's heartbeat is muted in a conversation."""
+
+    conversation_id: str = Field(min_length=1, max_length=100)
+    muted: bool = True
 
 
 async def index(request: Request) -> Response:
@@ -118,6 +139,35 @@ async def put(request: Request) -> Response:
     except AgentFileError as error:
         raise ConfigError(f"line {error.line}: {error.message}") from None
     return json_response(request, {"name": spec.name, "spec": spec.model_dump(mode="json")}, etag=etag)
+
+
+async def heartbeat(request: Request) -> Response:
+    """An agent's heartbeat: its settings and list, what it found lately, and where it is muted."""
+    return json_response(request, await heartbeat_of(platform_of(request), request.path_params["name"]))
+
+
+async def switch(request: Request) -> Response:
+    """Switch an agent's heartbeat on or off, in its file; in force from the next look on."""
+    platform, name = platform_of(request), request.path_params["name"]
+    given = await parse_body(request, HeartbeatSwitch)
+    await heartbeat_of(platform, name)
+    async with changing_agents(request):
+        await asyncio.to_thread(
+            switch_heartbeat,
+            agents_directory(platform),
+            name,
+            enabled=given.enabled,
+            layered=platform.settings.agent_runtime_v1,
+        )
+    return json_response(request, await heartbeat_of(platform, name))
+
+
+async def mute_heartbeat(request: Request) -> Response:
+    """Mute an agent's heartbeat in a conversation, or let it write there again."""
+    platform, name = platform_of(request), request.path_params["name"]
+    given = await parse_body(request, HeartbeatMuting)
+    await mute(platform, name, given.conversation_id, muted=given.muted, by=actor(request))
+    return json_response(request, await heartbeat_of(platform, name))
 
 
 async def _check(request: Request, name: str) -> None:

@@ -12,8 +12,15 @@ from starlette.responses import RedirectResponse, Response
 
 from gofer.errors import Conflict, GoferError, Malformed, NotFound
 from gofer.runs.agent_files import NAME, AgentFileError, AgentSpec
-from gofer.runs.agent_writer import EXAMPLE, AgentTexts, new_agent, put_agent, remove_agent
-from gofer.web.auth import audited, visitor_of
+from gofer.runs.agent_writer import (
+    EXAMPLE,
+    AgentTexts,
+    new_agent,
+    put_agent,
+    remove_agent,
+    switch_heartbeat,
+)
+from gofer.web.auth import actor, audited, visitor_of
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.dashboard.endpoints import form_of, page, text_of
 from gofer.web.dashboard.render import platform_of, redirect, render
@@ -25,6 +32,7 @@ from gofer.web.queries.agents import (
     check_layered,
     list_agents,
 )
+from gofer.web.queries.heartbeats import heartbeat_of, mute
 from gofer.web.queries.mcp import find_server, list_servers, test_server
 
 MAX_SHOWN = 5
@@ -56,7 +64,17 @@ async def show(request: Request) -> Response:
     shown = files or AgentTexts(EXAMPLE, "")
     servers = await list_servers(platform, name)
     hears = agent["in_force"]
-    return _form(request, name, shown, _stamp(shown), hears=hears, identity=identity, servers=servers)
+    heartbeat = await heartbeat_of(platform, name) if hears else None
+    return _form(
+        request,
+        name,
+        shown,
+        _stamp(shown),
+        hears=hears,
+        identity=identity,
+        servers=servers,
+        heartbeat=heartbeat,
+    )
 
 
 def _stamp(files: AgentTexts) -> str:
@@ -76,11 +94,12 @@ def _form(
     hears: bool = False,
     identity: dict[str, Any] | None = None,
     servers: Sequence[dict[str, Any]] = (),
+    heartbeat: dict[str, Any] | None = None,
 ) -> Response:
     defaults = AgentSpec(name="default").model_dump(mode="json", exclude={"name", "instructions"})
     return render(
         request, "agent.html", status, name=name, files=files, editable=EDITABLE, stamp=stamp, problem=problem,
-        defaults=defaults, hears=hears, identity=identity, servers=servers,
+        defaults=defaults, hears=hears, identity=identity, servers=servers, heartbeat=heartbeat,
     )  # fmt: skip
 
 
@@ -124,6 +143,33 @@ def _given(form: Any) -> AgentTexts:
         {layer: f"{text}\n" if text else "" for layer, text in plain.items()},
         folder=bool(layers),
     )
+
+
+@page("owner")
+async def switch(request: Request) -> Response:
+    """Switch the heartbeat on or off."""
+    platform, name = platform_of(request), request.path_params["name"]
+    form = await form_of(request)
+    enabled = text_of(form, "enabled") == "yes"
+    await heartbeat_of(platform, name)
+    async with changing_agents(request):
+        await asyncio.to_thread(
+            switch_heartbeat,
+            agents_directory(platform),
+            name,
+            enabled=enabled,
+            layered=platform.settings.agent_runtime_v1,
+        )
+    return redirect(f"/agents/{name}", f"The heartbeat is {'on' if enabled else 'off'}.")
+
+
+@page("operator")
+async def unmute(request: Request) -> Response:
+    """Let the heartbeat write in a conversation again."""
+    platform, name = platform_of(request), request.path_params["name"]
+    form = await form_of(request)
+    await mute(platform, name, text_of(form, "conversation"), muted=False, by=actor(request))
+    return redirect(f"/agents/{name}", "The heartbeat may write there again.")
 
 
 @page("operator")

@@ -93,6 +93,8 @@ _DO = {
     ("/agents", "agents.put"): agents.save,
     ("/agents/new", "agents.create"): agents.create,
     ("/agents/{name}/remove", "agents.remove"): agents.remove,
+    ("/agents/{name}/heartbeat", "agents.switch_heartbeat"): agents.switch,
+    ("/agents/{name}/heartbeat/unmute", "agents.mute_heartbeat"): agents.unmute,
     ("/agents/{name}/mcp/{server}/test", "mcp.test"): agents.try_server,
     ("/agents/{name}/mcp/{server}/authorise", "mcp.authorise"): agents.authorise_server,
     ("/secrets", "secrets.put"): secrets.put,
