@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import httpx2
@@ -79,3 +80,19 @@ def test_nor_do_pages_that_anybody_may_see_fill_the_log(
     stranger.get("/login")
     (summary,) = told_until(capfd, "request.many", 1)
     assert f"count={MANY - told}" in summary
+
+
+async def test_a_window_is_not_ended_by_the_timer_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = request_log.StrangersLines(None, "request.many")
+
+    def told() -> int:
+        return sum(lines.may_tell({"type": "http"}, "/login") for _ in range(MANY))
+
+    monkeypatch.setattr(request_log, "WINDOW", 0.05)
+    told()
+    monkeypatch.setattr(request_log, "WINDOW", 0.0)
+    lines.may_tell({"type": "http"}, "/login")
+    monkeypatch.setattr(request_log, "WINDOW", 3600.0)
+    told()
+    await asyncio.sleep(0.1)
+    assert told() == 0

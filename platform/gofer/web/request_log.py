@@ -71,6 +71,7 @@ class StrangersLines:
         self._told: Counter[tuple[str, ...]] = Counter()
         self._untold: Counter[str] = Counter()
         self._begun = -WINDOW
+        self._later: asyncio.TimerHandle | None = None
 
     def may_tell(self, scope: Scope, path: str) -> bool:
         """Whether a request gets a line of its own. What signed-in people do always does."""
@@ -95,11 +96,13 @@ class StrangersLines:
             log.warning(self._summary, count=self._untold.total(), addresses=named)
         self._told.clear()
         self._untold.clear()
+        if self._later is not None:
+            self._later.cancel()  # it would end the next window early
 
     def _count(self, address: str) -> None:
         if not self._untold:
             # Told also when nobody asks for anything any more.
-            asyncio.get_running_loop().call_later(WINDOW, self.summarise)
+            self._later = asyncio.get_running_loop().call_later(WINDOW, self.summarise)
         self._untold[address if len(self._untold) < MAX_LINES or address in self._untold else "others"] += 1
 
     def _address(self, scope: Scope) -> str:
