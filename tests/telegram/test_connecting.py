@@ -7,6 +7,7 @@ import inspect
 import re
 import socket
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import httpcore2
@@ -18,6 +19,7 @@ from gofer.connections.changes import invite
 from gofer.connections.health import disconnect, health_of, set_up, watch
 from gofer.errors import Conflict
 from gofer.identity import new_code
+from gofer.intake.polling import FIRST_PAUSE
 from gofer.secrets.secret_store import put_secret
 from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -247,6 +249,7 @@ async def test_a_webhook_that_is_refused_is_said_and_the_name_is_learnt(
     telegram: Telegram, tmp_path: Path
 ) -> None:
     async with open_house(telegram, tmp_path / "data", webhook=True) as house:
+        await house.settled()  # the set-up at start is a job, which would meet the failure otherwise
         await house.change(username="")
         telegram.fail(
             "setWebhook", status=400, description="Bad Request: bad webhook: IP address 10.0.0.1 is reserved"
@@ -281,9 +284,14 @@ async def test_a_server_that_answers_polls_at_once_is_asked_less_and_less_often(
     telegram.phones.say(ann, chat, "hello")
     await house.answers(chat, 1)
     before = len(telegram.calls("getUpdates"))
-    await eventually(lambda: len(telegram.calls("getUpdates")) >= before + 6)
-    at = [call.at for call in telegram.calls("getUpdates")[-6:]]
-    assert at[-1] - at[-2] > 3 * (at[1] - at[0])
+
+    def pauses() -> list[float]:
+        at = [call.at for call in telegram.calls("getUpdates")[before:]]
+        return [later - earlier for earlier, later in pairwise(at)]
+
+    # A busy machine makes a pause longer and none shorter.
+    await eventually(lambda: any(pause >= 8 * FIRST_PAUSE for pause in pauses()))
+    assert len(pauses()) < 20, "it doubles"
     telegram.phones.say(ann, chat, "and again")
     assert len(await house.answers(chat, 2)) == 2, "and what comes is still taken"
 
