@@ -32,6 +32,7 @@ GROUPS = (
     "pages",
     "recall",
     "mcp_calls",
+    "sockets",
 )
 """Every group, in the order they run: a module of `benchmarks` with `async def main(quick) -> list[Row]`."""
 

@@ -22,6 +22,8 @@ from gofer.store.tables import (
     LIVE,
     SUPERVISED,
     JobState,
+    bindings,
+    conversations,
     deliveries,
     events,
     in_state,
@@ -146,6 +148,7 @@ def prune(connection: Connection, *, older_than: float) -> dict[str, int]:
     counts = {"jobs": 0, "events": 0, "deliveries": 0, "workers": 0}
     if ids:
         counts["events"] += connection.execute(delete(events).where(events.c.job_id.in_(ids))).rowcount
+        _count_pruned_replies(connection, ids)
         counts["jobs"] += connection.execute(delete(jobs).where(jobs.c.id.in_(ids))).rowcount
     counts["deliveries"] += _prune_deliveries(connection, before)
     loose = (events.c.at < before) & events.c.job_id.is_(None) & events.c.kind.not_in(SUPERVISED)
@@ -153,6 +156,26 @@ def prune(connection: Connection, *, older_than: float) -> dict[str, int]:
     _empty_noted(connection)
     counts["workers"] += connection.execute(delete(workers).where(workers.c.seen_at < before)).rowcount
     return counts
+
+
+def _count_pruned_replies(connection: Connection, job_ids: list[int]) -> None:
+    """Remember how many replies go with their jobs: clients know the others by their place among all."""
+    query = (
+        select(replies.c.conversation_id.label("place"), func.count().label("gone"))
+        .join(bindings, bindings.c.id == replies.c.binding_id)
+        .where(replies.c.job_id.in_(job_ids), bindings.c.conversation_id == replies.c.conversation_id)
+        .group_by(replies.c.conversation_id)
+    )
+    counted = [dict(row._mapping) for row in connection.execute(query)]
+    if counted:
+        connection.execute(_ADD_PRUNED, counted)
+
+
+_ADD_PRUNED = (
+    update(conversations)
+    .where(conversations.c.id == bindparam("place"))
+    .values(pruned_replies=func.coalesce(conversations.c.pruned_replies, 0) + bindparam("gone"))
+)
 
 
 def _prune_deliveries(connection: Connection, before: ColumnElement[float]) -> int:

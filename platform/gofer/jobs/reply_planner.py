@@ -36,6 +36,9 @@ from gofer.vault.envelope import DataKey, Vault
 SAID = "said"
 """The fact of a message of an agent that says which of its words are the model's, where not all are."""
 
+MESSAGE = "message"
+"""In a reply's content: the number of the message that the conversation keeps of it."""
+
 
 class Speaker(Protocol):
     """The job that says something: a Claim, or the job's own row."""
@@ -73,6 +76,9 @@ def plan_replies(
         return False  # purged while it ran: there is nobody left to tell
     woke = False
     for draft in drafts:
+        seq = _remember(
+            connection, key, claim, draft, kept_as or ("note" if draft.kind == "note" else "reply")
+        )
         first = 1 + _last_part(connection, claim.id, draft.kind)
         total = first - 1 + len(draft.parts)
         for part, text in enumerate(draft.parts, first):
@@ -81,6 +87,8 @@ def plan_replies(
                 content["stopped_by"] = draft.stopped_by
             if draft.narrowed:
                 content["narrowed"] = True
+            if seq is not None:
+                content[MESSAGE] = seq
             fast_sql.fetch(
                 connection,
                 _PLAN,
@@ -100,15 +108,14 @@ def plan_replies(
             connection, "reply.planned", claim.workspace_id, conversation_id=claim.conversation_id,
             data={"job": claim.id, "kind": draft.kind, "parts": total},
         )  # fmt: skip
-        _remember(connection, key, claim, draft, kept_as or ("note" if draft.kind == "note" else "reply"))
         woke |= ensure_delivery(connection, claim.workspace_id, claim.conversation_id, draft.binding_id)
     return woke
 
 
-def _remember(connection: Connection, key: DataKey, claim: Speaker, draft: Draft, event: str) -> None:
-    """Store what an agent says as a message of the conversation. It wakes nobody."""
+def _remember(connection: Connection, key: DataKey, claim: Speaker, draft: Draft, event: str) -> int | None:
+    """Store what an agent says as a message of the conversation, and return its number. It wakes nobody."""
     if claim.agent_id is None or claim.conversation_id is None:
-        return
+        return None
     seq = int(connection.execute(_NEXT_SEQ, {"conversation": claim.conversation_id}).scalar_one())
     author = Author(agent_author(claim.agent_id), is_bot=True)
     if fast_sql.first(connection, _FORGOTTEN, {"job": claim.id}) is not None:
@@ -136,6 +143,7 @@ def _remember(connection: Connection, key: DataKey, claim: Speaker, draft: Draft
             created_at=now(),
         )
     )
+    return seq
 
 
 def _model_words(draft: Draft) -> str | None:

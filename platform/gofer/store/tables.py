@@ -477,6 +477,8 @@ class Conversation(SQLModel, table=True):
     """The model that an owner chose for it; empty for the agent's own."""
     private: bool | None = None
     """Whether nobody but one person and Gofer reads it, as its integration said; None (not known) counts as no."""
+    pruned_replies: int | None = _big(default=None, nullable=True)
+    """How many of its replies were pruned, so that the numbers of the others stay; None for none."""
     created_at: float
     purged_at: float | None = None
 

@@ -22,7 +22,7 @@ from gofer.memory.recall import count_by_kind
 from gofer.secrets.key_check import open_canary
 from gofer.store import migrations
 from gofer.vault.errors import KeyRefused, VaultError
-from gofer.web import auth, chat, mcp, onboarding
+from gofer.web import auth, chat, mcp, onboarding, protocols
 from gofer.web.api import api_mount, furnish
 from gofer.web.api.openapi import document_routes
 from gofer.web.dashboard.checks import Checks
@@ -92,6 +92,7 @@ def public_app(platform: Platform) -> PublicApp:
             *page_routes(),
             *auth.routes(platform),
             *chat.routes(platform),
+            *protocols.routes(platform),
             *onboarding.routes(),
             mcp.route(platform),
             api_mount(*document_routes()),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
 
 from gofer.app import Platform
-from gofer.jobs.event_stream import EventFilter
-from gofer.live import Fresh, Watcher
+from gofer.live import Fresh
 from gofer.store.events import Cursor
 from gofer.web.chat.timeline import Reader, Timeline
 from gofer.web.dashboard.sanitize import inert
@@ -23,46 +21,31 @@ BREATH = 0.05
 """Seconds in which words are gathered, so that a fast model or a chatty command makes few frames."""
 
 
-async def follow(platform: Platform, conversation_id: str, cursor: Cursor) -> AsyncIterator[Any]:
+async def follow(
+    platform: Platform, conversation_id: str, cursor: Cursor, *, look_anyway: float = LOOK_ANYWAY
+) -> AsyncIterator[Any]:
     """Timelines of what changed after a place, and frames of what is being said; for ever."""
     state = ""
-    with (
-        platform.live.watching(conversation_id) as watcher,
-        _woken_by_log(platform, conversation_id, watcher),
-    ):
-        while True:
-            news = await platform.database.read(
-                partial(read_news, platform=platform, conversation_id=conversation_id, cursor=cursor)
-            )
-            if news.items or news.state != state:
-                state = news.state
-                yield news
-            for job_id in _spoken(news):
-                watcher.forget(job_id)
-            look, cursor = news.cursor != cursor, news.cursor
-            while not look:
-                for fresh in watcher.fresh(news.at_work.jobs):
-                    if (frame := _frame(fresh)) is not None:
-                        yield frame
-                look = await watcher.wait(LOOK_ANYWAY)
-                if not look:
-                    await asyncio.sleep(BREATH)
-
-
-@contextlib.contextmanager
-def _woken_by_log(platform: Platform, conversation_id: str, watcher: Watcher) -> Iterator[None]:
-    """Have the process's one reader of the log wake a watcher, wherever what happened was written."""
-
-    async def wake() -> None:
-        wanted = EventFilter(conversation_id=conversation_id)
-        async for _ in platform.follower.watch(wanted, None, pulse=LOOK_ANYWAY):
-            watcher.wake()
-
-    waking = asyncio.create_task(wake(), name="chat-follower")
-    try:
-        yield
-    finally:
-        waking.cancel()
+    with platform.live.watching(conversation_id) as watcher:
+        # The process's one reader of the log wakes it, wherever what happened was written.
+        async with platform.follower.waking(conversation_id, watcher.wake):
+            while True:
+                news = await platform.database.read(
+                    partial(read_news, platform=platform, conversation_id=conversation_id, cursor=cursor)
+                )
+                if news.items or news.state != state:
+                    state = news.state
+                    yield news
+                for job_id in _spoken(news):
+                    watcher.forget(job_id)
+                look, cursor = news.cursor != cursor, news.cursor
+                while not look:
+                    for fresh in watcher.fresh(news.at_work.jobs):
+                        if (frame := _frame(fresh)) is not None:
+                            yield frame
+                    look = await watcher.wait(look_anyway)
+                    if not look:
+                        await asyncio.sleep(BREATH)
 
 
 def read_news(connection: Connection, platform: Platform, conversation_id: str, cursor: Cursor) -> Timeline:

@@ -127,9 +127,10 @@ def choose(connection: Connection, conversation_id: str, name: str) -> None:
 
 
 def open_room(
-    connection: Connection, vault: Vault, connection_id: str, member_id: str, page: str = ""
+    connection: Connection, vault: Vault, connection_id: str, member_id: str, page: str = "", agent: str = ""
 ) -> str:
-    """A conversation in which nothing was said yet, for one page: asked again, the same; another page has another."""
+    """A conversation in which nothing was said yet, for one page: asked again, the same; another page has another. With
+    an agent, that one answers there."""
     ref = f"{member_id}:{page or new_id('room')}"
     # A page may ask twice at once: the connection's row lets one of them make it.
     connection.execute(select(connections.c.id).where(connections.c.id == connection_id).with_for_update())
@@ -144,6 +145,7 @@ def open_room(
             title=_name(connection, member_id),
             data_key=new_conversation_key(connection, vault, conversation_id),
             last_seq=0,
+            agent_id=select(agents.c.id).where(agents.c.name == agent).scalar_subquery() if agent else None,
             private=True,
             created_at=now(),
         )
@@ -188,6 +190,24 @@ def list_rooms(
     rows = connection.execute(used.limit(MAX_ROOMS)).all()
     titles = titles_of(connection, vault, redactor, [row.id for row in rows])
     return [Listed(row.id, titles.get(row.id, UNTITLED), row.at) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class LastRoom:
+    """The room that was used last of those whose reference begins in the same way."""
+
+    id: str
+    ref: str
+    at: float
+    messages: int
+
+
+def last_room(connection: Connection, connection_id: str, prefix: str) -> LastRoom | None:
+    """The room used last among a member's rooms of one kind."""
+    begins = bindings.c.ref.startswith(prefix, autoescape=True)
+    query = _mine(connection_id, prefix.partition(":")[0]).where(begins, conversations.c.last_seq > 0)
+    row = connection.execute(query.add_columns(bindings.c.ref, conversations.c.last_seq).limit(1)).first()
+    return None if row is None else LastRoom(row.id, row.ref, row.at, row.last_seq)
 
 
 def _mine(connection_id: str, member_id: str) -> Any:

@@ -350,7 +350,12 @@ def _connected(connection: Connection, integration: str) -> list[dict[str, Any]]
 
 
 _PAGE = re.compile(r"(?:[A-Za-z0-9-]+/){0,2}[A-Za-z0-9-]+\.md")
-_FOLDERS = {"": "Using it", "integrations": "Integrations", "decisions": "Why it is so"}
+_FOLDERS = {
+    "": "Using it",
+    "integrations": "Integrations",
+    "protocols": "Protocols",
+    "decisions": "Why it is so",
+}
 _TABLE = '<div class="scroll" tabindex="0" role="region" aria-label="Table {}"><table>'
 
 

@@ -1,0 +1,189 @@
+"""WebSocket clients of the session protocol: what an idle one costs, and what many that talk at once wait for.
+
+The server is a process of its own. The web chat's own socket is measured in the same run, with the same messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from websockets.asyncio.client import ClientConnection, connect
+
+from benchmarks.measure import percentile
+from benchmarks.report import Row
+from gofer.app import open_app
+from gofer.serve import _listen
+from gofer.settings import Settings
+from gofer.store.events import Cursor
+from gofer.web.app import public_app
+from gofer.web.auth.members import add_member
+from gofer.web.auth.sessions import new_token
+from gofer.web.server import limit_for, listening
+
+GROUP = "sockets"
+IDLE, TALKING, ROUNDS = 1000, 200, 5
+MAX_BYTES = 60 * 1024
+MEMBERS = 20
+"""Each may have twenty pages of the web chat open."""
+WATCHED = 20.0
+"""Seconds over which idle connections are watched."""
+
+
+async def main(quick: bool) -> list[Row]:
+    """Run it."""
+    idle, talking = (300, 50) if quick else (IDLE, TALKING)
+    async with _server() as (process, url, tokens):
+        each, share = await _idle(process.pid, url, tokens[0], idle, WATCHED / (4 if quick else 1))
+        theirs = await _talk(url, tokens, talking, _chat_room)
+        ours = await _talk(url, tokens, talking, _session)
+    note = f"{talking} at once"
+    return [
+        Row(
+            GROUP,
+            "memory of an idle connection",
+            each / 1024,
+            "KiB",
+            at_most=MAX_BYTES / 1024,
+            note=f"{idle} open",
+        ),
+        Row(GROUP, "processor time of idle connections", share * 100, "%", at_most=1),
+        Row(GROUP, "acknowledged p99, session protocol", percentile(ours, 99) * 1000, "ms", note=note),
+        Row(GROUP, "acknowledged p99, web chat", percentile(theirs, 99) * 1000, "ms", note=note),
+        Row(
+            GROUP,
+            "session protocol / web chat, p99",
+            percentile(ours, 99) / percentile(theirs, 99),
+            "x",
+            at_most=2,
+        ),
+    ]
+
+
+@contextlib.asynccontextmanager
+async def _server() -> AsyncIterator[tuple[Any, str, list[str]]]:
+    with tempfile.TemporaryDirectory() as folder:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "benchmarks.sockets", folder,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            while not (line := (await process.stdout.readline()).decode()).startswith("{"):
+                assert line, "the server ended"
+            told = json.loads(line)
+            draining = asyncio.create_task(_drain(process.stdout))
+            yield process, told["url"], told["tokens"]
+            draining.cancel()
+        finally:
+            process.stdin.close()
+            await process.wait()
+
+
+async def _drain(stream: asyncio.StreamReader) -> None:
+    while await stream.readline():
+        pass
+
+
+async def _idle(pid: int, url: str, token: str, count: int, seconds: float) -> tuple[float, float]:
+    """Bytes that one idle connection takes, and the share of a core that all of them do."""
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(20):  # what the first ones load is not theirs
+            await _session(stack, url, token)
+        before = _memory(pid)
+        for _ in range(count):
+            await _session(stack, url, token)
+        await asyncio.sleep(2)
+        each = (_memory(pid) - before) / count
+        used, began = _processor(pid), time.monotonic()
+        await asyncio.sleep(seconds)
+        share = (_processor(pid) - used) / (time.monotonic() - began)
+    return each, share
+
+
+def _memory(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError("Pss")
+
+
+def _processor(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+async def _session(
+    stack: contextlib.AsyncExitStack, url: str, token: str
+) -> tuple[ClientConnection, str, str]:
+    """A connection of the session protocol, the message to send, and what its acknowledgement has in it."""
+    headers = {"authorization": f"Bearer {token}"}
+    address = f"{url.replace('http', 'ws')}/v1/agents/gofer/stream"
+    opened = connect(address, additional_headers=headers, compression=None, proxy=None, ping_interval=None)
+    line = await stack.enter_async_context(opened)
+    await line.recv()
+    return line, json.dumps({"type": "chat.send", "id": "{id}", "text": "hello"}), '"accepted"'
+
+
+async def _chat_room(
+    stack: contextlib.AsyncExitStack, url: str, token: str
+) -> tuple[ClientConnection, str, str]:
+    """The same of the web chat."""
+    headers = {"authorization": f"Bearer {token}"}
+    async with httpx2.AsyncClient(base_url=url, headers={**headers, "accept": "application/json"}) as web:
+        room = (await web.post("/chat")).json()["room"]
+    address = f"{url.replace('http', 'ws')}/chat/{room}/live?after={Cursor()}"
+    opened = connect(address, additional_headers=headers, compression=None, proxy=None, ping_interval=None)
+    line = await stack.enter_async_context(opened)
+    return line, json.dumps({"id": "{id}", "text": "hello"}), '"taken"'
+
+
+async def _talk(url: str, tokens: list[str], count: int, door: Any) -> list[float]:
+    """Seconds until each of many messages that are sent at once is acknowledged."""
+    async with contextlib.AsyncExitStack() as stack:
+        lines = [await door(stack, url, tokens[n % len(tokens)]) for n in range(count)]
+        taken: list[float] = []
+        for round_ in range(ROUNDS + 1):
+            waited = await asyncio.gather(*(_said(round_, n, *line) for n, line in enumerate(lines)))
+            taken += waited if round_ else []  # the first one makes the conversations
+        return sorted(taken)
+
+
+async def _said(round_: int, number: int, line: ClientConnection, message: str, sign: str) -> float:
+    began = time.perf_counter()
+    await line.send(message.replace("{id}", f"message-{round_}-number-{number:06}"))
+    while sign not in str(await line.recv()):
+        pass
+    return time.perf_counter() - began
+
+
+async def serve(folder: Path) -> None:
+    """The other process: serve until the input ends."""
+    settings = Settings(data_dir=folder / "data", port=0, sandbox="off", max_per_address=5000)
+    door = _listen(settings)
+    async with (
+        open_app(settings, roles=frozenset({"web", "worker"})) as platform,
+        listening(public_app(platform), door, limit_for(settings)) as server,
+    ):
+        tokens = [await platform.database.write(partial(_token, number=number)) for number in range(MEMBERS)]
+        print(json.dumps({"url": f"http://127.0.0.1:{server.port}", "tokens": tokens}), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+def _token(connection: Any, number: int) -> str:
+    member = add_member(connection, name=f"member-{number}", role="owner", password="")
+    return new_token(connection, member, name="bench", scope="admin")[1]
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1])))

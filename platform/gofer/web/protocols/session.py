@@ -1,0 +1,485 @@
+"""The session protocol: a WebSocket of JSON frames, on which a program talks to one agent in one session.
+
+A session is a room of the web chat: what is sent is durable before it is acknowledged, and answers come from the
+ledger, numbered, so that a client that comes back asks for what it missed. `docs/protocols/session.md` is the contract.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection
+from starlette.responses import Response
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from gofer.app import Platform
+from gofer.errors import Forbidden, GoferError, Malformed, NotFound, StoreError, TooBusy
+from gofer.store.events import Cursor
+from gofer.store.ids import new_id
+from gofer.store.messages import binding_at
+from gofer.strict_json import load_json
+from gofer.web.auth import NotSignedIn, Visitor, check_still, visitor_of
+from gofer.web.auth.principal import narrowed
+from gofer.web.chat import rooms
+from gofer.web.chat.follow import follow, read_now
+from gofer.web.chat.rooms import Room
+from gofer.web.chat.socket import Allowance
+from gofer.web.chat.timeline import Timeline
+from gofer.web.problems import problem
+from gofer.web.protocols.reply_numbers import (
+    NumberedReply,
+    ReplyPlace,
+    last_place,
+    place_of,
+    replies_after,
+)
+from gofer.web.protocols.session_messages import (
+    ClientMessage,
+    answer,
+    capabilities,
+    error_frame,
+    refusal,
+    steps_after,
+)
+
+log = structlog.get_logger()
+
+MAX_FRAME = 64 * 1024
+"""Bytes of one frame from a client."""
+PATIENCE = 10.0
+"""Seconds a reader may take for one frame."""
+MAX_CONNECTIONS = 2000
+"""Of one member, on this process."""
+LOOK_AGAIN = 15.0
+"""Seconds between two looks whether a token still holds."""
+WITHOUT_NEWS = 3600.0
+"""Seconds after which a session is looked at although nothing woke it."""
+KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,99}")
+KEY_NAMES = ("session", "sessionId", "session_id", "sessionKey", "session-key")
+FLOODED, TOO_SLOW, NOT_ALLOWED = 4429, 4408, 4403
+FAILURES = {
+    "model.auth": "provider_auth_failed",
+    "model.unavailable": "provider_unavailable",
+    "model.retryable": "provider_unavailable",
+    "model.timeout": "provider_timeout",
+    "model.invalid": "provider_request_invalid",
+    "model.context": "provider_request_invalid",
+    "store.unavailable": "storage_unavailable",
+    "cancelled": "runtime_cancelled",
+    "limit.time": "runtime_timeout",
+}
+"""The codes of errors for the reasons of jobs that failed; any other one is `execution_failed`."""
+
+
+@dataclass(eq=False)
+class ClientSession:
+    """One connection of a client."""
+
+    platform: Platform
+    websocket: WebSocket
+    visitor: Visitor
+    agent: str
+    key: str
+    room: Room | None = None
+    """None until something was said in it."""
+    place: ReplyPlace = field(default_factory=ReplyPlace)
+    debugged_to: int | None = None
+    """The last event that the client was told; None unless it asked for them."""
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there is a room, and when it is another one."""
+    sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    ended: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Raises NotSignedIn once the token or the session of the browser holds no longer."""
+
+    @property
+    def ref(self) -> str:
+        """What the web chat calls the room. It begins with the member's id, so that nobody can name another's."""
+        return f"{self.visitor.member_id}:{self.agent}:{self.key}"
+
+    async def send(self, frame: dict[str, Any]) -> None:
+        """Send a frame with the number of the last answer."""
+        text = json.dumps({**frame, "seq": frame.get("seq", self.place.number)}, ensure_ascii=False)
+        async with self.sending, asyncio.timeout(PATIENCE):
+            await self.websocket.send_text(text)
+
+    async def find_room(self) -> Room | None:
+        """The session's room, if anything was said in it."""
+        connection = await rooms.find_web_connection(self.platform)
+        if connection is None:
+            return None
+        return await self.platform.database.read(
+            partial(_room_at, connection_id=connection.account.id, session=self)
+        )
+
+    async def open_room(self) -> Room:
+        """The session's room, made if need be."""
+        if self.room is None:
+            connection = await rooms.web_connection(self.platform)
+            await self.platform.database.write(
+                partial(
+                    rooms.open_room,
+                    vault=self.platform.vault,
+                    connection_id=connection.account.id,
+                    member_id=self.visitor.member_id,
+                    page=f"{self.agent}:{self.key}",
+                    agent=self.agent,
+                )
+            )
+            self.room = await self.find_room()
+            self.begun.set()
+        assert self.room is not None
+        return self.room
+
+    def begin_anew(self) -> None:
+        """Go on under another key; the room that was left stays as it is."""
+        self.key, self.room, self.place = new_key(), None, ReplyPlace()
+        self.begun.set()
+
+
+def _room_at(connection: Connection, connection_id: str, session: ClientSession) -> Room | None:
+    found = binding_at(connection, connection_id, session.ref)
+    if found is None:
+        return None
+    return rooms.find_room(connection, found.conversation_id, session.visitor.member_id)
+
+
+def new_key() -> str:
+    """A key for a new session."""
+    return new_id("session").replace("_", "-")
+
+
+class SessionDoor:
+    """The sessions of this process."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._open: Counter[str] = Counter()
+        self._sessions: dict[str, set[ClientSession]] = {}
+        """By what the web chat calls their room: several clients may be in one session."""
+        self._watch: asyncio.Task[None] | None = None
+
+    async def socket(self, websocket: WebSocket) -> None:
+        """The endpoint."""
+        try:
+            session, resumed = await self._entered(websocket)
+            after = _number(websocket.query_params.get("after"))
+        except GoferError as error:
+            await websocket.send_denial_response(_denial(error))
+            return
+        with self._counted(session):
+            await websocket.accept()
+            await self._converse(session, resumed, after)
+
+    async def _entered(self, websocket: WebSocket) -> tuple[ClientSession, bool]:
+        visitor = narrowed(visitor_of(websocket), "messages")
+        if not visitor.may("operator") or not visitor.member_id:
+            raise Forbidden("This needs the role operator and, of a token, the scope messages:write.")
+        if self._open[visitor.member_id] >= MAX_CONNECTIONS:
+            raise TooBusy("Too many connections are open.", retry_after=30)
+        agent = websocket.path_params["agent"]
+        if visitor.agent and visitor.agent != agent:
+            raise NotFound(f"There is no agent called {agent[:40]!r}.")
+        await rooms.check_agent(self._platform, agent)
+        key = given_key(dict(websocket.query_params))
+        session = ClientSession(self._platform, websocket, visitor, agent, key or new_key())
+        session.room = await session.find_room() if key else None
+        return session, session.room is not None
+
+    @contextlib.contextmanager
+    def _counted(self, session: ClientSession) -> Iterator[None]:
+        who = session.visitor.member_id
+        self._open[who] += 1
+        ref = session.ref
+        self._sessions.setdefault(ref, set()).add(session)
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._keep_watch(), name="sessions")
+        try:
+            yield
+        finally:
+            session.ended.cancel()
+            self._open[who] -= 1
+            self._sessions[ref].discard(session)
+            if not self._sessions[ref]:
+                del self._sessions[ref]
+
+    async def _converse(self, session: ClientSession, resumed: bool, after: int | None) -> None:
+        """Speak and listen until either ends; a crash of one side ends the other."""
+        websocket = session.websocket
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await self._greet(session, resumed, after)
+            tasks = [
+                asyncio.create_task(self._tell(session)),
+                asyncio.create_task(self._hear(session)),
+            ]
+            done, _ = await asyncio.wait({*tasks, session.ended}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except (WebSocketDisconnect, RuntimeError):
+            pass  # it went away
+        except TimeoutError:
+            await _close(websocket, TOO_SLOW, "You read too slowly.")
+        except _Flooded:
+            await _close(websocket, FLOODED, "Too many messages at once.")
+        except (NotFound, NotSignedIn, Forbidden) as error:
+            await _close(websocket, NOT_ALLOWED, str(error)[:100])
+        except Exception:
+            log.exception("session.socket_failed")
+            await _close(websocket, 1011, "")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _greet(self, session: ClientSession, resumed: bool, after: int | None) -> None:
+        if session.room is not None:
+            where = partial(_start, conversation_id=session.room.id, after=after)
+            session.place = await self._platform.database.read(where)
+        hello = {"sessionKey": session.key, "agentId": session.agent}
+        await session.send({"type": "session.ack", **hello, "capabilities": capabilities(self._platform)})
+        if resumed:
+            message = "The session goes on where it was."
+            restored = {"phase": "reconnect", "status": "state_restored", "message": message}
+            await session.send({"type": "agent.progress", **restored})
+
+    # What the client is told.
+
+    async def _tell(self, session: ClientSession) -> None:
+        while True:
+            await self._await_room(session)
+            session.begun.clear()
+            room = session.room
+            assert room is not None
+            telling = asyncio.create_task(self._follow(session, room.id))
+            left = asyncio.create_task(session.begun.wait())
+            try:
+                await asyncio.wait({telling, left}, return_when=asyncio.FIRST_COMPLETED)
+                if telling.done():
+                    telling.result()
+            finally:
+                for task in (telling, left):
+                    task.cancel()
+                await asyncio.gather(telling, left, return_exceptions=True)
+
+    async def _await_room(self, session: ClientSession) -> None:
+        while session.room is None:
+            await session.begun.wait()
+            session.begun.clear()
+
+    async def _follow(self, session: ClientSession, conversation_id: str) -> None:
+        now: Timeline = await self._platform.database.read(
+            partial(read_now, platform=self._platform, conversation_id=conversation_id)
+        )
+        await self._send_replies(session, conversation_id)
+        async for news in follow(self._platform, conversation_id, _cursor(now), look_anyway=WITHOUT_NEWS):
+            if isinstance(news, Timeline):
+                for item in news.items:
+                    if item["kind"] == "step":
+                        await session.send(_tool_event(item))
+                await self._send_replies(session, conversation_id)
+                await self._send_steps(session, conversation_id)
+            else:
+                await session.send(_live_frame(news))
+
+    async def _send_steps(self, session: ClientSession, conversation_id: str) -> None:
+        """Tell every step of the log to a client that asked for it: what kind it was, without words."""
+        if session.debugged_to is None:
+            return
+        read = partial(steps_after, conversation_id=conversation_id, event_id=session.debugged_to)
+        for event_id, frame in await self._platform.database.read(read):
+            session.debugged_to = event_id
+            await session.send(frame)
+
+    async def _send_replies(self, session: ClientSession, conversation_id: str) -> None:
+        """Send what was answered after the last number, in order, each once."""
+        while True:
+            found = await self._platform.database.read(
+                partial(
+                    replies_after,
+                    vault=self._platform.vault,
+                    redactor=self._platform.redactor,
+                    conversation_id=conversation_id,
+                    place=session.place,
+                )
+            )
+            for reply in found:
+                for frame in reply_frames(reply):
+                    await session.send(frame)
+                session.place = ReplyPlace(reply.number, reply.id)
+            if not found:
+                return
+
+    # What the client says.
+
+    async def _hear(self, session: ClientSession) -> None:
+        allowance = Allowance()
+        while True:
+            message = await session.websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                raise WebSocketDisconnect
+            if not allowance.spend():
+                raise _Flooded
+            for frame in await self._answer(session, message):
+                await session.send(frame)
+
+    async def _answer(self, session: ClientSession, message: Any) -> list[dict[str, Any]]:
+        try:
+            asked = read_frame(message)
+        except Malformed as error:
+            return [error_frame("", "invalid_envelope", str(error))]
+        try:
+            await check_still(self._platform, session.websocket, "operator")
+            frames = await answer(session, asked)
+        except NotSignedIn:
+            raise
+        except GoferError as error:
+            return [refusal(asked.id, error)]
+        self._tell_others(session)
+        return frames
+
+    def _tell_others(self, session: ClientSession) -> None:
+        """Let other clients in the session know that it has begun."""
+        for other in self._sessions.get(session.ref, ()):
+            if other.room is None and session.room is not None:
+                other.room = session.room
+                other.begun.set()
+
+    async def _keep_watch(self) -> None:
+        """Look again and again whether each token holds: once for all connections that came with it."""
+        while self._sessions:
+            await asyncio.sleep(LOOK_AGAIN)
+            by_credential: dict[tuple[str, str], list[ClientSession]] = defaultdict(list)
+            for session in [each for group in self._sessions.values() for each in group]:
+                headers = session.websocket.headers
+                credential = headers.get("authorization", ""), headers.get("cookie", "")
+                by_credential[credential].append(session)
+            for sessions in by_credential.values():
+                with contextlib.suppress(StoreError):
+                    await self._look_at(sessions)
+
+    async def _look_at(self, sessions: list[ClientSession]) -> None:
+        try:
+            await check_still(self._platform, sessions[0].websocket, "operator")
+        except (NotSignedIn, Forbidden) as error:
+            for session in sessions:
+                if not session.ended.done():
+                    session.ended.set_exception(error)
+
+
+class _Flooded(Exception):
+    """More came than was allowed."""
+
+
+def given_key(query: dict[str, str]) -> str:
+    """The session that a client names, by any of the names that are in use; raises Malformed."""
+    key = next((query[name] for name in KEY_NAMES if query.get(name)), "")
+    if key and not KEY.fullmatch(key):
+        raise Malformed(
+            "session: at most 100 letters, digits and . _ : @ / + = -, beginning with a letter or digit."
+        )
+    return key
+
+
+def read_frame(message: Any) -> ClientMessage:
+    """What a client sent; raises Malformed."""
+    text = message.get("text")
+    if text is None:
+        raise Malformed("Send text frames: each is one JSON object.")
+    raw = text.encode("utf-8", "surrogatepass")
+    if len(raw) > MAX_FRAME:
+        raise Malformed(f"A frame may have {MAX_FRAME} bytes at most.")
+    value = load_json(raw)
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+        raise Malformed("A frame is a JSON object with a type.")
+    inside = value.get("payload")
+    fields = {**inside, **value} if isinstance(inside, dict) else value
+    given = next((fields[name] for name in ("id", "request_id") if fields.get(name) is not None), "")
+    if not isinstance(given, str | int):
+        raise Malformed("id: must be a text or a number.")
+    return ClientMessage(value["type"], str(given)[:200], fields)
+
+
+def reply_frames(reply: NumberedReply) -> list[dict[str, Any]]:
+    """An answer as a client gets it. What failed is said in words too: old clients know no other frame."""
+    asked = {"question": reply.question, "choices": list(reply.choices)} if reply.question else {}
+    said = {
+        "type": "session.receive",
+        "seq": reply.number,
+        "content": reply.text,
+        "memoryId": reply.memory_id,
+        "role": "assistant",
+        "timestamp": int(reply.at * 1000),
+        **asked,
+    }
+    frames = [said]
+    if reply.question:
+        blocked = {"taskId": str(reply.job_id), "reason": "question", "suggestion": "Answer with chat.send."}
+        frames.append({"type": "agent.blocked", "seq": reply.number, **blocked})
+    if reply.kind == "error":
+        code = FAILURES.get(reply.stopped_by or reply.reason, "execution_failed")
+        frames.append({**error_frame("", code, reply.text), "seq": reply.number})
+    return frames
+
+
+def _tool_event(item: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "tool.event",
+        "run_id": str(item["job"]),
+        "callId": item["call"],
+        "name": item["name"],
+        "status": item["status"],
+        "title": item["title"],
+        "output": item["output"],
+        "exitCode": item["exit_code"],
+    }
+
+
+def _live_frame(frame: dict[str, Any]) -> dict[str, Any]:
+    """What is being said, as it is said."""
+    if frame["type"] == "text":
+        run, kind, more = frame["job"], "text.delta", {}
+    else:
+        _, run, call = frame["item"].split("-", 2)
+        kind, more = "tool.delta", {"callId": call}
+    payload = {"text": frame["text"], "whole": frame["whole"], **more}
+    return {"type": "agent.run.event", "run_id": str(run), "event_type": kind, "payload": payload}
+
+
+def _start(connection: Connection, conversation_id: str, after: int | None) -> ReplyPlace:
+    if after is None:
+        return last_place(connection, conversation_id)
+    return place_of(connection, conversation_id, after)
+
+
+def _cursor(now: Timeline) -> Cursor:
+    return now.cursor
+
+
+def _number(given: str | None) -> int | None:
+    if given is None:
+        return None
+    if not re.fullmatch("[0-9]{1,15}", given):
+        raise Malformed("after: must be the seq of the last frame that was seen.")
+    return int(given)
+
+
+def _denial(error: GoferError) -> Response:
+    statuses = {NotSignedIn: 401, Forbidden: 403, NotFound: 404, Malformed: 400, TooBusy: 503}
+    status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 503)
+    return problem(status, str(error), code=error.code)
+
+
+async def _close(websocket: WebSocket, code: int, reason: str) -> None:
+    if websocket.application_state is not WebSocketState.DISCONNECTED:
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            async with asyncio.timeout(1):
+                await websocket.close(code, reason)
