@@ -20,8 +20,11 @@ from gofer.settings import load_settings
 from gofer.store.tables import Trust
 from gofer.store.tables import shells as shells_table
 from gofer_sandbox import Level
+from support.both_databases import slow_on_postgres
 from support.patience import patience, patiently
 from support.world import World
+
+database_url = slow_on_postgres
 
 
 @pytest.fixture

@@ -31,7 +31,10 @@ from gofer.runs.store_adapters import StoreBlobs, StoreHistory, StoreJournal, St
 from gofer.store.tables import events, jobs, memories, messages, participants
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer_standins.anthropic import Reply, call, calls, say
+from support.both_databases import slow_on_postgres
 from support.world import World
+
+database_url = slow_on_postgres
 
 STONE = re.compile(r'\[(mem_[a-z0-9]+) evicted: ([^\[\]"]*)\. recall\("\1"\)\]')
 
@@ -126,12 +129,6 @@ async def begin(
     claim = await world.claim_one()
     lend(run, world, claim)
     return run, service, claim
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def database_url(request: pytest.FixtureRequest) -> str:
-    url: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
-    return url
 
 
 def body(text: str) -> str:

@@ -12,17 +12,12 @@ import pytest_asyncio
 from e2e.databases import copied
 from e2e.door import Door, open_door
 from gofer.settings import Settings
+from support.both_databases import BOTH, slow_on_postgres
 
 _numbers = itertools.count(1)
 
-BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)]
-"""What a flow does to each database, the tests of `gofer/` try; that the whole goes together, one of them shows."""
-
-
-@pytest.fixture(params=BOTH)
-def database_url(request: pytest.FixtureRequest) -> str:
-    url: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
-    return url
+# What a flow does to each database, the tests of `gofer/` try; that the whole goes together, one of them shows.
+database_url = slow_on_postgres
 
 
 @pytest.fixture(scope="module", params=BOTH)

@@ -83,4 +83,4 @@ def collect_seldom() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+    gc.set_threshold(50_000, 20, 20)

@@ -20,7 +20,10 @@ from gofer.jobs.queue import AGENT, claim
 from gofer.settings import Settings
 from gofer.web.api import control_app
 from gofer.web.api.table import OPERATIONS
+from support.both_databases import slow_on_postgres
 from support.patience import patiently
+
+database_url = slow_on_postgres
 
 
 @pytest.fixture

@@ -40,8 +40,11 @@ from gofer.store import row_macs
 from gofer.store.blobs import read_blob
 from gofer.store.tables import JobState, connections, in_state, jobs, messages
 from gofer.vault.redaction import Redactor
+from support.both_databases import slow_on_postgres
 from support.patience import patience
 from support.world import CONNECTION, World
+
+database_url = slow_on_postgres
 
 Eventually = Callable[..., Awaitable[Any]]
 

@@ -15,7 +15,10 @@ from gofer.jobs.outcome import MEMBERS, OWNERS, Wait
 from gofer.jobs.queue import SERVICE, Claim
 from gofer.outbox.ledger import next_part
 from gofer.store.tables import JobState, bindings, questions, replies
+from support.both_databases import slow_on_postgres
 from support.world import World
+
+database_url = slow_on_postgres
 
 ABOUT = "proposal 1"
 

@@ -23,9 +23,12 @@ from gofer.store import events
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
+from support.both_databases import slow_on_postgres
 from support.db_outage import Away
 from support.patience import patiently
 from support.world import World
+
+database_url = slow_on_postgres
 
 Eventually = Callable[..., Awaitable[Any]]
 

@@ -36,7 +36,10 @@ from gofer.store.tables import (
     messages,
     secrets,
 )
+from support.both_databases import slow_on_postgres
 from support.world import World
+
+database_url = slow_on_postgres
 
 
 class Scene:

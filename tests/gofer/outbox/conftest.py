@@ -17,16 +17,13 @@ from gofer.secrets.last_used import Uses
 from gofer.store import row_macs
 from gofer.store.tables import connections
 from gofer.vault.redaction import Redactor
+from support.both_databases import slow_on_postgres
 from support.hello_service import HelloService
 from support.patience import patience
 from support.world import CONNECTION, World
 
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def database_url(request: pytest.FixtureRequest) -> str:
-    """What a reply does to each database, the tests of the queue try; here it is what goes over the wire."""
-    url: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
-    return url
+# What a reply does to each database, the tests of the queue try; here it is what goes over the wire.
+database_url = slow_on_postgres
 
 
 @pytest.fixture
