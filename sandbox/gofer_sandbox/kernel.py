@@ -7,6 +7,7 @@ import os
 import platform
 import struct
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,6 +23,7 @@ _SYS_SETRESUID = {"x86_64": 117, "aarch64": 147, "riscv64": 147, "ppc64le": 164,
 _SYS_SETRESGID = {"x86_64": 119, "aarch64": 149, "riscv64": 149, "ppc64le": 169, "s390x": 210}
 _SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206}
 
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 
@@ -35,6 +37,7 @@ _NO_ID = 0xFFFFFFFF  # setfsuid with it changes nothing and tells the current on
 
 # Windows imports this too, where no name is not the program itself.
 _libc = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None, use_errno=True)
+_adopting = threading.Lock()
 
 
 @contextmanager
@@ -105,6 +108,19 @@ def acting_as(uid: int, gid: int) -> Iterator[None]:
         _set_thread_file_id("setfsuid", 0)
         _set_thread_file_id("setfsgid", os.getegid())
         _set_thread_groups(groups)
+
+
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Have what loses its parent meanwhile become a child of ours, to be reaped by us; one thread at a time."""
+    with _adopting:
+        before = ctypes.c_int()
+        _checked(_libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0), "prctl")
+        _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+        try:
+            yield
+        finally:
+            _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0), "prctl")
 
 
 @contextmanager

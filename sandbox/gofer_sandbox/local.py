@@ -69,6 +69,9 @@ class Box(ABC):
         """Take it for dead from now on: its wire has hung up."""
         self._lost = True
 
+    def settled(self) -> None:  # noqa: B027 most boxes need nothing
+        """A shell is up: let go of what only a start needs."""
+
     def rest(self) -> None:
         """Close the files that are looked at with every command."""
         self._look_no_more()
@@ -192,6 +195,7 @@ class Box(ABC):
         if self._child == self.reference.pid:
             await self._reap()
         await asyncio.wait_for(asyncio.shield(self._ended), 30)
+        _reaped(self.reference.pid)  # should it have become our child meanwhile
         await self._reap()
 
     async def _reap(self) -> None:

@@ -897,6 +897,21 @@ async def test_the_keeper_of_a_stopped_shell_sleeps() -> None:
         assert sum(map(int, after)) - sum(map(int, before)) < 10  # hundredths of a second
 
 
+@pytest.mark.parametrize("survives", [True, False])
+async def test_bubblewrap_s_own_process_ends_once_the_shell_is_up_unless_it_has_to_end_the_rest(
+    survives: bool,
+) -> None:
+    sandbox = Sandbox(Bubblewrap(), survives=survives)
+    await sandbox.start()
+    keeper = sandbox.record.reference.pid
+    if survives:
+        await eventually(lambda: (processes.stat(keeper) or (0,))[0] == os.getpid())
+    assert (await sandbox.run("sleep 0.1; echo on")).output == "on\n"
+    assert ((processes.stat(keeper) or (0,))[0] == os.getpid()) == survives
+    await sandbox.close()
+    assert not Path(f"/proc/{keeper}").exists(), "not even a zombie"
+
+
 def test_a_keeper_whose_shell_died_ends_when_no_server_answers(directory: Path) -> None:
     for name in scripts.OUTPUTS:
         os.mkfifo(directory / name)

@@ -20,6 +20,7 @@ from gofer_sandbox.bubblewrap.probe import QUOTA_FIX, Probe
 from gofer_sandbox.bubblewrap.spawn import Spawned, as_user, spawn, through_mount
 from gofer_sandbox.errors import StartFailed
 from gofer_sandbox.inspection import is_alive
+from gofer_sandbox.kernel import adopting_orphans
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import MIB, RESERVE, Limits
 from gofer_sandbox.local import Box
@@ -157,7 +158,9 @@ class Bubblewrap:
                 raise StartFailed("the sandbox ended as it began")
             whole = replace(reference, pid=spawned.keeper, start=start)
             capabilities = _capabilities(probe, group is not None, disk_by)
-            box = BubblewrapBox(spec.id, whole, capabilities, group, spec.limits, spawned.monitor, channel)
+            box = BubblewrapBox(
+                spec.id, whole, capabilities, group, spec.limits, spawned.monitor, channel, spec.survives
+            )
         except BaseException:
             await clean_up(spec.id, reference, group)
             await asyncio.to_thread(image.unmount, spec.workspace)
@@ -320,10 +323,13 @@ class BubblewrapBox(Box):
         limits: Limits,
         monitor: int | None = None,
         channel: socket.socket | None = None,
+        outlasts: bool = False,
     ) -> None:
-        """`monitor` is bubblewrap's own process, which ends right after PID 1, when it is a child of ours. `channel` is
-        our end of it, when it need not be taken from the keeper."""
+        """`monitor` is whichever is a child of ours: bubblewrap's own process, which ends right after PID 1, or PID 1.
+        `channel` is our end of it, when it need not be taken from the keeper. A new box may `outlast` us."""
         super().__init__(reference, capabilities, monitor, watched=False)
+        self._outlasts = outlasts
+        self._ending: asyncio.Task[None] | None = None
         self._session, self._group, self._limits = session, group, limits
         self.image: int | None = None
         """The device of the image that is mounted as its workspace, if one is."""
@@ -334,6 +340,16 @@ class BubblewrapBox(Box):
         owner = Ownership(self.reference.uid, self.reference.gid)
         channel, self._channel = self._channel or take(self.reference.pid), None
         return SocketWire(Path(self.reference.control), owner, channel, self.reference.pid)
+
+    def settled(self) -> None:
+        """Where PID 1 need not end with us bubblewrap's own process has nothing more to do, and it takes as much memory
+        as half a shell."""
+        if self._outlasts and self._ending is None and self._child is not None:
+            self._ending = self._loop.create_task(self._end_monitor(self._child))
+
+    async def _end_monitor(self, monitor: int) -> None:
+        if await asyncio.to_thread(_take_place, monitor):
+            self._child = self.reference.pid
 
     def detach(self) -> None:
         """Also of a channel that was never used."""
@@ -378,12 +394,25 @@ class BubblewrapBox(Box):
 
     async def destroy(self) -> None:
         """Killing PID 1 of a pid namespace ends everything in it, and it has ended when all have."""
+        if self._ending:
+            await asyncio.wait({self._ending})
         self._thaw()
         await self._end_keeper()
         self.detach()
         await clean_up(self._session, self.reference, self._group)
         if self.image is not None:
             await asyncio.to_thread(image.unmount_device, self.image)
+
+
+def _take_place(monitor: int) -> bool:
+    """End bubblewrap's own process and become the parent of its child."""
+    try:
+        with adopting_orphans():
+            os.kill(monitor, signal.SIGKILL)
+            os.waitpid(monitor, 0)
+    except OSError:
+        return False
+    return True
 
 
 async def clean_up(session: str, reference: Reference, group: ControlGroup | None) -> None:

@@ -268,7 +268,7 @@ class Outputs:
                 if size >= _LOT and not stream.wide:
                     stream.resize(_PIPE)
                 taken += size
-        if stream.wide and taken < _PIPE // 2:
+        if stream.wide and taken < _PIPE // 4:
             self._ignore(stream)
             self._loop.call_later(_FILL_PAUSE, self._read_more, index, stream)
 

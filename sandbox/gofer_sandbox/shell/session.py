@@ -304,6 +304,7 @@ class Shell:
             self._journal.write()
         if lost := self.snapshots.take_limits(ready.limits):
             self.notes.append(lost)
+        self.box.settled()
         self._tell_news()
 
     def _end_by_report(self, done: frames.Done) -> None:
