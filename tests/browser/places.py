@@ -35,5 +35,5 @@ def places(lived: Lived) -> dict[str, str]:
         "inside": f"{shell}/inside",
     }
     lists = ("conversations", "inbox", "shells", "schedules", "connections", "agents", "secrets", "members")
-    plain = ("costs", "audit", "logs", "versions", "doctor", "settings")
+    plain = ("costs", "levels", "audit", "logs", "versions", "doctor", "settings")
     return {**found, **{name: f"/{name}" for name in (*lists, *plain)}}

@@ -33,6 +33,7 @@ from gofer.store.tables import (
     replies,
     spends,
 )
+from gofer.web.queries.service_levels import service_levels
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
 from gofer_standins.telegram import Chat, Message, Telegram
 from support.patience import eventually
@@ -145,6 +146,9 @@ async def test_a_question_nobody_answered_is_nudged_once_and_says_why(
         await eventually(lambda: telegram.said(hers)[-1] == "Deployed main.", within=60)
         (said,) = await house.rows(select(messages).where(messages.c.external_id.startswith("nudge-")))
         assert (said.author, said.trust) == (str(ann.id), "owner")
+        await house.sent()
+        (hour, _) = (await house.platform.database.read(partial(service_levels, timezone="UTC")))["windows"]
+        assert hour["first_word"]["p95"] <= hour["answer"]["p95"], "the first word comes before the answer"
     assert model.refused == []
 
 

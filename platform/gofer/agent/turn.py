@@ -59,6 +59,8 @@ class ModelCall:
         self._context = context
         self._heard = 0
         self._streaming = False
+        self._spoke_at: float | None = None
+        """When the first word of the answer came, by this process's clock."""
 
     async def think(self, go: Go, stop: Stop) -> Failed | None:
         """Call the model and journal what came of it."""
@@ -82,7 +84,7 @@ class ModelCall:
         await self._charge_failure("stopped", "", usage, self._model.name, again=False)
 
     async def _stream(self, go: Go) -> Turn:
-        self._heard, self._streaming = 0, True
+        self._heard, self._streaming, self._spoke_at = 0, True, None
         live = {kind: self._mask.stream() for kind in ("text", "thinking", "call")}
         request = await self._context.request(self._record.state, go)
         spoken = asyncio.Event()
@@ -116,6 +118,8 @@ class ModelCall:
         async for event in self._model.stream(request):
             if isinstance(event, Delta):
                 spoken.set()
+                if self._spoke_at is None and event.kind == "text":
+                    self._spoke_at = time.monotonic()
                 self._heard += len(event.text)
                 self._record.listen(f"{event.kind}.delta", {"text": live[event.kind].feed(event.text)})
             elif isinstance(event, Attempted):
@@ -141,6 +145,8 @@ class ModelCall:
             "message_id": turn.message_id,
             "diagnostics": turn.diagnostics,
             "detail": turn.detail,
+            # How long ago the first word for people came; None when the model only called tools.
+            "word_ms": None if self._spoke_at is None else int((time.monotonic() - self._spoke_at) * 1000),
         }
         await self._record("turn.finished", data, self._record.state.rounds[-1].event_id)
 

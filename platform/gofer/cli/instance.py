@@ -50,6 +50,9 @@ def status(
     refusals: Annotated[
         bool, typer.Option("--refusals", help="Show the last requests that were refused.")
     ] = False,
+    levels: Annotated[
+        bool, typer.Option("--levels", help="Show service levels: waiting times, queue, failures.")
+    ] = False,
     running: Annotated[
         bool, typer.Option("--running", help="Only check whether a server answers: exit code 0 or 1.")
     ] = False,
@@ -60,6 +63,7 @@ def status(
     \b
     gofer status
     gofer status --refusals
+    gofer status --levels
     gofer status --running
     """
     if running:
@@ -67,9 +71,38 @@ def status(
     if refusals:
         found = call("GET", "/refusals")
         show(found, as_json, lambda: _print_refusals(found["refusals"]))
+    elif levels:
+        found = call("GET", "/levels")
+        show(found, as_json, lambda: _print_levels(found))
     else:
         found = call("GET", "/status")
         show(found, as_json, lambda: _print_status(found))
+
+
+def _print_levels(found: dict[str, Any]) -> None:
+    waits = [
+        (
+            f"last {each['window']}",
+            each["answer"]["count"],
+            *(_seconds(each[what][share]) for what in ("first_word", "answer") for share in ("p50", "p95")),
+        )
+        for each in found["windows"]
+    ]
+    table(("window", "answers", "word p50", "word p95", "answer p50", "answer p95"), waits, empty="")
+    queue = [
+        (each["kind"], each["ready"], _seconds(each["oldest_seconds"]), each["running"])
+        for each in found["queue"]
+    ]
+    table(("kind", "ready", "oldest", "running"), queue, empty="Nothing waits.")
+    failed = [
+        (each["kind"], each["ended"], each["errors"], each["retries"])
+        for each in found["windows"][-1]["kinds"]
+    ]
+    table(("kind, last day", "ended", "given up", "retries"), failed, empty="No job has ended today.")
+
+
+def _seconds(figure: float | None) -> str:
+    return "–" if figure is None else f"{figure:.1f} s"
 
 
 def _require_server() -> None:

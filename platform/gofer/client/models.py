@@ -675,6 +675,72 @@ class Heartbeat(Shape):
     """The newest first."""
 
 
+class WaitingTime(Shape):
+    """How long people waited, in seconds; None where nobody did."""
+
+    count: int
+    p50: float | None
+    p95: float | None
+
+
+class KindFigures(Shape):
+    """How the jobs of one kind ended. Tasks have the kind of their worker behind a dot."""
+
+    kind: str
+    ended: int
+    errors: int
+    """Given up."""
+    retries: int
+    """Tries that had to be repeated."""
+
+
+class ServiceWindow(Shape):
+    """The figures of the last hour or day."""
+
+    window: Literal["hour", "day"]
+    first_word: WaitingTime
+    """From the message to the model's first word."""
+    answer: WaitingTime
+    """From the message to the answer, sent as a whole."""
+    sampled: bool
+    """Whether there were more answers than the newest ones that were looked at."""
+    runs: int
+    recall_rate: float | None
+    """The share of runs that recalled something."""
+    kinds: list[KindFigures]
+
+
+class QueueFigures(Shape):
+    """The jobs of one kind that are not over."""
+
+    kind: str
+    ready: int
+    blocked: int
+    scheduled: int
+    running: int
+    oldest_seconds: float
+    """How long the oldest ready one has waited."""
+
+
+class HeartbeatCost(Shape):
+    """What an agent's heartbeat cost on a day."""
+
+    day: str
+    agent: str
+    dollars: float
+    calls: int
+    today: bool
+
+
+class ServiceLevels(Shape):
+    """How well the instance serves: waiting times, queue, failures, recall and the cost of heartbeats."""
+
+    windows: list[ServiceWindow]
+    queue: list[QueueFigures]
+    heartbeats: list[HeartbeatCost]
+    """The newest day first."""
+
+
 class AgentGone(Shape):
     """An agent that has no files any more."""
 

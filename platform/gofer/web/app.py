@@ -31,6 +31,7 @@ from gofer.web.dashboard.render import Renderer
 from gofer.web.dashboard.routes import page_routes
 from gofer.web.hooks import Hooks, is_hook
 from gofer.web.problems import on_gofer_error, on_http_exception, problem
+from gofer.web.queries.service_levels import ServiceLevels
 from gofer.web.static_files import StaticFiles
 
 if TYPE_CHECKING:
@@ -154,22 +155,35 @@ class Signs:
 
     async def _figures(self, request: Request) -> Response:
         if self._metrics is None:
-            self._metrics = Metrics(self._platform)
+            self._metrics = Metrics(self._platform, request.app.state.levels)
         return Response(await self._metrics.render(), media_type=self._metrics.content_type)
 
 
+LEVELS = {
+    "first_word_seconds": ("From a message to the model's first word.", ["window", "quantile"]),
+    "answer_seconds": ("From a message to its answer.", ["window", "quantile"]),
+    "answers": ("Answers that those figures are of.", ["window"]),
+    "recall_rate": ("Share of runs that recalled something.", ["window"]),
+    "job_errors": ("Jobs that were given up, by kind.", ["window", "kind"]),
+    "job_retries": ("Tries that had to be repeated, by kind.", ["window", "kind"]),
+    "queue_jobs": ("Jobs that are not over, by kind and state.", ["kind", "state"]),
+    "queue_oldest_seconds": ("How long the oldest ready job of a kind has waited.", ["kind"]),
+    "heartbeat_dollars": ("What an agent's heartbeat has cost today.", ["agent"]),
+}
+"""Metrics of service levels: what each says, and its labels, which have few values."""
 STATES = ("ready", "blocked", "running", "scheduled", "waiting", "dead")
 
 
 class Metrics:
     """Renders the figures of one process and its store."""
 
-    def __init__(self, platform: Platform) -> None:
+    def __init__(self, platform: Platform, levels: ServiceLevels) -> None:
         # Loaded here: few installations are asked for metrics, and every start would pay for it.
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge
 
         self.content_type = CONTENT_TYPE_LATEST
         self._platform = platform
+        self._service_levels = levels
         self.registry = CollectorRegistry()
         self._jobs = Gauge("gofer_jobs", "Jobs by state.", ["state"], registry=self.registry)
         self._oldest = Gauge(
@@ -200,6 +214,36 @@ class Metrics:
             "gofer_memory_degraded", "Scopes that cannot be searched as they should.", registry=self.registry
         )
 
+        self._levels = {
+            name: Gauge(f"gofer_{name}", help_, labels, registry=self.registry)
+            for name, (help_, labels) in LEVELS.items()
+        }
+
+    async def _served(self) -> None:
+        """Service levels. What is not there any more must not stay, so all of them are set anew."""
+        found = await self._service_levels.read()
+        for gauge in self._levels.values():
+            gauge.clear()
+        for each in found["windows"]:
+            window = each["window"]
+            for name in ("first_word", "answer"):
+                for quantile in ("p50", "p95"):
+                    if (seconds := each[name][quantile]) is not None:
+                        self._levels[f"{name}_seconds"].labels(window, quantile).set(seconds)
+            self._levels["answers"].labels(window).set(each["answer"]["count"])
+            if each["recall_rate"] is not None:
+                self._levels["recall_rate"].labels(window).set(each["recall_rate"])
+            for kind in each["kinds"]:
+                self._levels["job_errors"].labels(window, kind["kind"]).set(kind["errors"])
+                self._levels["job_retries"].labels(window, kind["kind"]).set(kind["retries"])
+        for each in found["queue"]:
+            for state in ("ready", "blocked", "scheduled", "running"):
+                self._levels["queue_jobs"].labels(each["kind"], state).set(each[state])
+            self._levels["queue_oldest_seconds"].labels(each["kind"]).set(each["oldest_seconds"])
+        for each in found["heartbeats"]:
+            if each["today"]:
+                self._levels["heartbeat_dollars"].labels(each["agent"]).set(each["dollars"])
+
     async def _remembered(self) -> None:
         recall = self._platform.recall
         for kind, count in (await self._platform.database.read(count_by_kind)).items():
@@ -215,7 +259,7 @@ class Metrics:
         from prometheus_client import generate_latest
 
         await self._remembered()
-
+        await self._served()
         states = await self._platform.database.read(depth)
         for state in STATES:
             self._jobs.labels(state).set(states.get(state, 0))

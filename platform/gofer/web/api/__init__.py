@@ -19,6 +19,7 @@ from gofer.errors import GoferError
 from gofer.web.api.table import OPERATIONS
 from gofer.web.auth import FromSocket
 from gofer.web.problems import on_crash, on_gofer_error, on_http_exception
+from gofer.web.queries.service_levels import ServiceLevels
 
 
 def control_app(platform: Platform) -> Starlette:
@@ -45,5 +46,6 @@ def furnish(app: Starlette, platform: Platform) -> None:
     """What the endpoints find in their app."""
     app.state.platform = platform
     app.state.agents_turn = asyncio.Lock()
+    app.state.levels = ServiceLevels(platform.database, platform.settings.timezone)
     app.state.watching = Counter()
     app.state.readings = {}

@@ -93,6 +93,11 @@ async def ask_model(request: Request) -> Response:
     return json_response(request, {"findings": [dataclasses.asdict(each) for each in findings]})
 
 
+async def levels(request: Request) -> Response:
+    """How well the instance serves: waiting times, queue, failures, recall and the cost of heartbeats."""
+    return json_response(request, await request.app.state.levels.read())
+
+
 async def refusals(request: Request) -> Response:
     """The last refused requests, newest first."""
     recent = reversed(platform_of(request).refusals.recent)

@@ -43,6 +43,7 @@ OPERATIONS: tuple[Op, ...] = (
     Op("instance.status", "GET", "/status", instance.status, models.Status),
     Op("instance.doctor", "GET", "/doctor", instance.doctor, models.Findings),
     Op("instance.ask_model", "POST", "/doctor/model", instance.ask_model, models.Findings, "owner", body=EmptyBody),
+    Op("instance.levels", "GET", "/levels", instance.levels, models.ServiceLevels),
     Op("instance.refusals", "GET", "/refusals", instance.refusals, models.Refusals),
     Op("instance.integrations", "GET", "/integrations", instance.integrations, models.Integrations),
     Op("key.show", "GET", "/key", instance.key, models.Keys, "owner"),

@@ -49,6 +49,12 @@ async def settings(request: Request) -> Response:
     )
 
 
+@page("viewer")
+async def levels(request: Request) -> Response:
+    """How long people wait, what waits, what fails, and what heartbeats cost."""
+    return render(request, "levels.html", **await request.app.state.levels.read())
+
+
 @page("operator")
 async def versions(request: Request) -> Response:
     """What ran when, and why it ended, as the supervisor saw it."""

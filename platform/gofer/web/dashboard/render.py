@@ -60,6 +60,7 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, Role], ...]], ...] = (
         "Watch",
         (
             ("Costs", "/costs", "viewer"),
+            ("Service levels", "/levels", "viewer"),
             ("Audit", "/audit", "operator"),
             ("Logs", "/logs", "operator"),
             ("Versions", "/versions", "operator"),

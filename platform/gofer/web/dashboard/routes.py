@@ -60,6 +60,7 @@ _READ = {
     "/members": members.index,
     "/confirm": confirm.show,
     "/costs": costs.show,
+    "/levels": instance.levels,
     "/audit": audit.index,
     "/logs": instance.logs,
     "/versions": instance.versions,
