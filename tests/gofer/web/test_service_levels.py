@@ -24,8 +24,8 @@ async def figures(world: World) -> dict[str, Any]:
 
 
 async def window(world: World, name: str = "hour") -> dict[str, Any]:
-    (found,) = [each for each in (await figures(world))["windows"] if each["window"] == name]
-    return found
+    windows: dict[str, dict[str, Any]] = {each["window"]: each for each in (await figures(world))["windows"]}
+    return windows[name]
 
 
 async def answered(world: World, room: str, word: float, answer: float) -> int:
