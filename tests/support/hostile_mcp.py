@@ -78,8 +78,9 @@ class Hostile:
         if method == "initialize":
             version = message["params"]["protocolVersion"]
             info = {"name": "hostile", "version": "1"}
+            tools = {"listChanged": True} if kind == "changing" else {}
             return _result(
-                message, {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+                message, {"protocolVersion": version, "capabilities": {"tools": tools}, "serverInfo": info}
             )
         if method == "tools/list":
             return _result(message, {"tools": BROKEN if kind == "broken" else self.tools})
@@ -104,6 +105,12 @@ class Hostile:
                 return Response("oh no", 500)
             case "asks":
                 return StreamingResponse(_asks(message["id"]), media_type="text/event-stream")
+            case "changing":
+                self.tools = [tool("surprise")]
+                return StreamingResponse(_changing(message["id"]), media_type="text/event-stream")
+            case "gone":
+                error = {"code": -32602, "message": "There is no such tool"}
+                return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "error": error})
             case "picture":
                 image = {"type": "image", "data": PIXEL, "mimeType": "image/png"}
                 page = {"type": "resource", "resource": {"uri": "file:///a.txt", "text": "in the file"}}
@@ -149,6 +156,13 @@ async def _asks(number: Any) -> AsyncIterator[bytes]:
         "result": {"content": [{"type": "text", "text": "asked in vain"}]},
     }
     yield f"event: message\ndata: {json.dumps(done)}\n\n".encode()
+
+
+async def _changing(number: Any) -> AsyncIterator[bytes]:
+    changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+    done = {"jsonrpc": "2.0", "id": number, "result": {"content": [{"type": "text", "text": "worked"}]}}
+    for message in (changed, done):
+        yield f"event: message\ndata: {json.dumps(message)}\n\n".encode()
 
 
 PROGRAM = r"""

@@ -68,6 +68,8 @@ def add(
     ] = None,
     readonly: Annotated[list[str] | None, typer.Option(help="A folder it may read. Repeatable.")] = None,
     oauth: Annotated[bool, typer.Option("--oauth", help="The server wants OAuth.")] = False,
+    client_id: Annotated[str, typer.Option(help="For OAuth, if clients are registered by hand there.")] = "",
+    client_secret: Annotated[str, typer.Option(help="The name of the secret that goes with it.")] = "",
     trusted: Annotated[bool, typer.Option("--trusted", help="Trust what it answers.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -89,6 +91,8 @@ def add(
         "hosts": host or [],
         "readonly": readonly or [],
         "oauth": oauth,
+        "client_id": client_id,
+        "client_secret": client_secret,
         "trusted": trusted,
     }
     settings = {key: value for key, value in given.items() if value}

@@ -349,8 +349,7 @@ async def _server_problems(
     platform: Platform, agent: str, name: str, settings: McpServerSettings
 ) -> list[Finding]:
     check, found = f"MCP server {name} of {agent}", []
-    wanted = [*settings.secrets.values(), *([settings.bearer] if settings.bearer else [])]
-    for secret in dict.fromkeys(wanted):
+    for secret in settings.secret_names:
         try:
             await platform.secret(secret)
         except NotFound:
@@ -365,7 +364,7 @@ async def _server_problems(
     if settings.command and platform.servers.provider is None:
         line = "It is a command, and there is no sandbox to run it in."
         found.append(Finding(check, "error", line, "See what is said of the sandbox", "mcp.md"))
-    if settings.url.startswith("http://") and wanted and not _is_here(settings.url):
+    if settings.url.startswith("http://") and settings.secret_names and not _is_here(settings.url):
         line = "Secrets are sent to it without encryption."
         found.append(Finding(check, "warning", line, "Use its https address", "mcp.md"))
     return found

@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -68,13 +67,22 @@ class KeptTokens:
 
     load: Load
     save: Save
-    name: Callable[[str], str]
+    server: str
+    settings: McpServerSettings
+    anew: bool = False
+    """Whether to go about it as if nothing had been granted."""
     expires_at: float | None = None
+
+    def name(self, what: str) -> str:
+        """Under which name something is kept."""
+        return secret_name(self.server, self.settings, what)
 
     async def get_tokens(self) -> OAuthToken | None:
         """What was granted, if anything."""
         from mcp.shared.auth import OAuthToken
 
+        if self.anew:
+            return None
         try:
             access = await self.load(self.name("access"))
         except NotFound:
@@ -93,18 +101,61 @@ class KeptTokens:
         await self.save(self.name("access"), tokens.access_token)
         if tokens.refresh_token:
             await self.save(self.name("refresh"), tokens.refresh_token)
-        await self._keep(expires_at=self.expires_at, scope=tokens.scope)
+        await self._keep(expires_at=self.expires_at, scope=tokens.scope, wanted=None)
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
         """What the server knows us as."""
         from mcp.shared.auth import OAuthClientInformationFull
 
+        if self.settings.client_id:
+            return await self._registered_by_hand()
         client = (await self._facts()).get("client")
         return OAuthClientInformationFull.model_validate(client) if client else None
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
         """Keep it."""
         await self._keep(client=client_info.model_dump(mode="json", exclude_none=True))
+
+    async def _registered_by_hand(self) -> OAuthClientInformationFull:
+        from mcp.shared.auth import OAuthClientInformationFull
+
+        secret, method = None, "none"
+        if self.settings.client_secret:
+            secret = await self._client_secret()
+            method = (await self._facts()).get("method") or "client_secret_basic"
+        return OAuthClientInformationFull(
+            client_id=self.settings.client_id,
+            client_secret=secret,
+            redirect_uris=None,
+            token_endpoint_auth_method=method,
+        )
+
+    async def _client_secret(self) -> str:
+        name = self.settings.client_secret
+        try:
+            return await self.load(name)
+        except NotFound:
+            raise ConfigError(f"There is no secret {name}. Set it: gofer secrets put {name}") from None
+
+    async def settle_method(self, provider: OAuthClientProvider) -> None:
+        """Send the secret in the way that the server takes it."""
+        metadata, client = provider.context.oauth_metadata, provider.context.client_info
+        taken = metadata.token_endpoint_auth_methods_supported if metadata is not None else None
+        if not self.settings.client_secret or client is None or not taken:
+            return
+        if "client_secret_basic" not in taken and "client_secret_post" in taken:
+            client.token_endpoint_auth_method = "client_secret_post"  # noqa: S105 - the name of a way
+            await self._keep(method=client.token_endpoint_auth_method)
+
+    async def wanted(self) -> str | None:
+        """What a call needed beyond what was granted."""
+        return (await self._facts()).get("wanted")
+
+    async def want(self, scope: str | None) -> None:
+        """Note what a call needed, so that the owner is asked for it."""
+        granted = (await self._facts()).get("scope") or ""
+        if scope and not {*scope.split()} <= {*granted.split()}:
+            await self._keep(wanted=scope)
 
     async def _facts(self) -> dict[str, Any]:
         try:
@@ -175,23 +226,33 @@ class Authoriser:
 
     def auth(self, server: str, settings: McpServerSettings) -> httpx2.Auth:
         """What signs a run's requests, and renews its token."""
+        kept = KeptTokens(self.load, self.save, server, settings)
 
         async def refuse(provider: OAuthClientProvider) -> tuple[str, str]:
+            if provider.context.current_tokens is not None:
+                await kept.want(provider.context.client_metadata.scope)
             raise NotAuthorised(
                 f"{server} wants to be authorised. An owner runs: gofer mcp authorise AGENT {server}"
             )
 
-        return self._provider(server, settings, refuse)
+        return self._provider(kept, refuse)
 
     async def begin(self, server: str, settings: McpServerSettings) -> str:
         """The link that an owner follows; empty when the server is content already. Raises GoferError."""
         if not settings.oauth:
             raise ConfigError(f"Write `oauth = true` into [mcp.{server}] first.")
         await asyncio.to_thread(load_library)
+        from mcp.client.auth.utils import union_scopes
+
         links: list[str] = []
         back = self.callback()
+        kept = KeptTokens(self.load, self.save, server, settings)
+        wanted = await kept.wanted()
+        kept.anew = wanted is not None
 
         async def ask(provider: OAuthClientProvider) -> tuple[str, str]:
+            known_scope = provider.context.client_metadata
+            known_scope.scope = union_scopes(known_scope.scope, wanted)
             url, state, verifier = await _link(provider)
             known = {
                 "server": server,
@@ -205,7 +266,7 @@ class Authoriser:
             raise NotAuthorised
 
         try:
-            await _visit(server, settings, self._provider(server, settings, ask, back))
+            await _visit(server, settings, self._provider(kept, ask, back))
         except GoferError:
             if not links:
                 raise
@@ -218,24 +279,26 @@ class Authoriser:
         await asyncio.to_thread(load_library)
         from mcp.client.auth.utils import validate_authorization_response_iss
 
+        kept = KeptTokens(self.load, self.save, server, settings, anew=True)
+
         async def exchange(provider: OAuthClientProvider) -> tuple[str, str]:
             validate_authorization_response_iss(issuer or None, provider.context.oauth_metadata)
             if provider._get_token_endpoint() != known["token_endpoint"]:
                 raise Permanent(f"{server} names another place for tokens than when this began. Begin again.")
+            await kept.settle_method(provider)
             return code, known["verifier"]
 
-        await _visit(server, settings, self._provider(server, settings, exchange, known["back"]))
+        await _visit(server, settings, self._provider(kept, exchange, known["back"]))
 
-    def _provider(
-        self, server: str, settings: McpServerSettings, grant: Grant, back: str = ""
-    ) -> OAuthClientProvider:
+    def _provider(self, kept: KeptTokens, grant: Grant, back: str = "") -> OAuthClientProvider:
         from mcp.client.auth import OAuthClientProvider
         from mcp.shared.auth import OAuthClientMetadata
         from pydantic import AnyUrl
 
-        kept = KeptTokens(self.load, self.save, partial(secret_name, server, settings))
-
         class Provider(OAuthClientProvider):
+            refusal: GoferError | None = None
+            """Why it asked nobody; the library tells no more than that the connection ended."""
+
             async def _initialize(self) -> None:
                 await super()._initialize()
                 # The library would take a token that it finds for a fresh one.
@@ -243,14 +306,18 @@ class Authoriser:
                     self.context.token_expiry_time = kept.expires_at - EARLY
 
             async def _perform_authorization_code_grant(self) -> tuple[str, str]:
-                return await grant(self)
+                try:
+                    return await grant(self)
+                except NotAuthorised as error:
+                    self.refusal = error
+                    raise
 
         metadata = OAuthClientMetadata(
             client_name="Gofer",
             redirect_uris=[AnyUrl(back or self.callback() or "http://127.0.0.1/mcp/callback")],
             token_endpoint_auth_method="none",  # noqa: S106 - we keep no secret of our own
         )
-        return Provider(settings.url, metadata, kept)
+        return Provider(kept.settings.url, metadata, kept)
 
 
 async def _link(provider: OAuthClientProvider) -> tuple[str, str, str]:

@@ -18,9 +18,10 @@ from gofer.client.mcp_tools import load_library
 from gofer.errors import ConfigError, GoferError, NotFound, Permanent, Temporary
 from gofer.mcp.settings import McpServerSettings
 from gofer.mcp.tools import ServerTool, ToolList, as_tool, fits_prompt, look_at, search_tools
-from gofer.mcp.transport import SandboxedProgram, cleaned, http_client, in_our_words
+from gofer.mcp.transport import EgressTo, SandboxedProgram, cleaned, http_client, in_our_words
 from gofer.tool import Tier, Tool, ToolContext
 from gofer_sandbox import Provider
+from gofer_sandbox.network import Egress
 
 if TYPE_CHECKING:
     import httpx2
@@ -35,6 +36,9 @@ FAILURE_KEPT = 60.0
 """Seconds for which a server that could not be reached is left alone."""
 MAX_PAGES = 20
 CLOSE_TIMEOUT = 5.0
+LIST_CHANGED = (
+    "(The server's tools have changed. This run keeps those that it began with; the next has the new ones.)"
+)
 UNKNOWN = "Whether it was done is not known: look before you do it again."
 
 Secrets = Callable[[str], Awaitable[str]]
@@ -52,12 +56,40 @@ class RunServers:
     """What the agent is told of servers that cannot be used now."""
 
 
+@dataclass(slots=True)
+class ServerNotes:
+    """What was noted of a server while a run was connected with it."""
+
+    forget: Callable[[], None]
+    """Called when its list of tools is no longer to be believed."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Tools that were dropped from its list, with the reason."""
+    auth: httpx2.Auth | None = None
+    untold: bool = False
+    """Whether its list has changed, and the run was not told so yet."""
+
+    def list_changed(self) -> None:
+        """It said that its tools are others now: the next run reads them, and this one is told."""
+        self.forget()
+        self.untold = True
+
+    def told_change(self) -> str:
+        """What to tell the run, once."""
+        told, self.untold = LIST_CHANGED if self.untold else "", False
+        return told
+
+
 class McpConnection:
     """A connection to one server, in a task of its own: the library wants to be left where it was entered."""
 
     def __init__(
-        self, name: str, settings: McpServerSettings, opened: Callable[[dict[str, str]], Any]
+        self,
+        name: str,
+        settings: McpServerSettings,
+        notes: ServerNotes,
+        opened: Callable[[ServerNotes], Any],
     ) -> None:
+        self.notes = notes
         self._name = name
         self._settings = settings
         self._opened = opened
@@ -65,7 +97,6 @@ class McpConnection:
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._turn = asyncio.Lock()
-        self._dropped: dict[str, str] = {}
 
     async def client(self) -> Client:
         """The client, connected; raises Temporary or Permanent."""
@@ -91,7 +122,7 @@ class McpConnection:
 
     async def _live(self, ready: asyncio.Future[Client]) -> None:
         try:
-            async with self._opened(self._dropped) as client:
+            async with self._opened(self.notes) as client:
                 if not ready.done():
                     ready.set_result(client)
                 await self._stop.wait()
@@ -138,6 +169,10 @@ class McpConnection:
             lost = error.code in _LOST
             if lost:
                 await self.close()  # the next call begins anew
+                if (refusal := getattr(self.notes.auth, "refusal", None)) is not None:
+                    raise refusal from None
+            elif error.code in _UNKNOWN_TOOL:
+                self.notes.forget()
             raise Permanent(f"{self._name}: {error.message[:500]}." + (unknown if lost else "")) from None
         except (RuntimeError, ValueError, OSError) as error:
             raise Permanent(f"{self._name}: {type(error).__name__}: {str(error)[:500]}{unknown}") from None
@@ -164,7 +199,7 @@ class McpConnection:
         except Exception as error:  # noqa: BLE001 - whatever a stranger's list breaks
             raise in_our_words(self._name, error) from None
         looked = await asyncio.to_thread(look_at, self._name, settings, found)
-        dropped = {name: why for name, why in self._dropped.items() if settings.allows(name)}
+        dropped = {name: why for name, why in self.notes.dropped.items() if settings.allows(name)}
         return replace(looked, left_out={**dropped, **looked.left_out})
 
     async def close(self) -> None:
@@ -187,6 +222,8 @@ class McpConnection:
 
 _LOST = frozenset({-32000, -32001, -32700, -32600, -32603})
 """Codes with which the library says that an answer did not come, or could not be read."""
+_UNKNOWN_TOOL = frozenset({-32601, -32602})
+"""Codes with which a server says that it knows no such tool, or not with these arguments."""
 
 
 @dataclass(slots=True)
@@ -206,6 +243,7 @@ class McpServers:
     """Where commands run; None where there is no sandbox."""
     secrets: Secrets
     authorisation: Authorisation | None = None
+    egress: EgressTo = Egress
     _known: dict[tuple[str, McpServerSettingsKey], _Known] = field(default_factory=dict)
 
     @contextlib.asynccontextmanager
@@ -257,11 +295,12 @@ class McpServers:
         self._known.pop((name, _key(settings)), None)
 
     def _connection(self, name: str, settings: McpServerSettings) -> McpConnection:
-        return McpConnection(name, settings, lambda dropped: self._open(name, settings, dropped))
+        notes = ServerNotes(lambda: self._forget(name, settings))
+        return McpConnection(name, settings, notes, lambda notes: self._open(name, settings, notes))
 
     @contextlib.asynccontextmanager
     async def _open(
-        self, name: str, settings: McpServerSettings, dropped: dict[str, str]
+        self, name: str, settings: McpServerSettings, notes: ServerNotes
     ) -> AsyncIterator[Client]:
         await asyncio.to_thread(load_library)
         from mcp import Client
@@ -269,7 +308,7 @@ class McpServers:
 
         async def heard(message: Any) -> None:
             if getattr(message, "method", "") == "notifications/tools/list_changed":
-                self._forget(name, settings)
+                notes.list_changed()
 
         given = await self._given(settings)
         if settings.command:
@@ -277,9 +316,10 @@ class McpServers:
                 raise Permanent(
                     "There is no sandbox here, so no command is run. `gofer doctor` says what is missing."
                 )
-            program = SandboxedProgram(self.provider, settings, given)
+            program = SandboxedProgram(self.provider, settings, given, self.egress)
             try:
-                async with Client(cleaned(program.connect(), dropped), message_handler=heard) as client:
+                streams = cleaned(program.connect(), notes.dropped)
+                async with Client(streams, message_handler=heard) as client, _listening(client, notes):
                     yield client
             except Exception as error:
                 if not program.problem:
@@ -288,10 +328,10 @@ class McpServers:
             return
         if settings.oauth and self.authorisation is None:
             raise ConfigError("There is no way to authorise here.")
-        auth = self.authorisation(name, settings) if settings.oauth and self.authorisation else None
-        async with http_client(settings, given, auth) as http:
-            transport = streamable_http_client(settings.url, http_client=http)
-            async with Client(cleaned(transport, dropped), message_handler=heard) as client:
+        notes.auth = self.authorisation(name, settings) if settings.oauth and self.authorisation else None
+        async with http_client(settings, given, notes.auth) as http:
+            streams = cleaned(streamable_http_client(settings.url, http_client=http), notes.dropped)
+            async with Client(streams, message_handler=heard) as client, _listening(client, notes):
                 yield client
 
     async def _given(self, settings: McpServerSettings) -> dict[str, str]:
@@ -309,6 +349,33 @@ class McpServers:
                 f"Bearer {value}" if place == "authorization" and name == settings.bearer else value
             )
         return found
+
+
+@contextlib.asynccontextmanager
+async def _listening(client: Client, notes: ServerNotes) -> AsyncIterator[None]:
+    """Hear of changes of the tools. Since 2026-07-28 a server tells only those who ask."""
+    from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+    tools = client.server_capabilities.tools
+    if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or tools is None or not tools.list_changed:
+        yield
+        return
+    task = asyncio.create_task(_listen(client, notes), name="mcp-listen")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _listen(client: Client, notes: ServerNotes) -> None:
+    try:
+        async with client.listen(tools_list_changed=True) as changes:
+            async for _ in changes:
+                notes.list_changed()
+    except Exception as error:  # noqa: BLE001 - whatever a stranger's server makes the library raise
+        log.info("mcp.not_listening", error=f"{type(error).__name__}: {str(error)[:200]}")
+    notes.forget()  # nobody would tell us from now on
 
 
 McpServerSettingsKey = str
@@ -334,7 +401,11 @@ def _brought(
     hidden = not fits_prompt(every)
     tools: list[Tool[Any]] = [
         as_tool(
-            tool, servers[tool.server], _caller(connections[tool.server], servers[tool.server]), hidden=hidden
+            tool,
+            servers[tool.server],
+            _caller(connections[tool.server], servers[tool.server]),
+            connections[tool.server].notes.told_change,
+            hidden=hidden,
         )
         for tool in every
     ]

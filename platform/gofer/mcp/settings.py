@@ -51,6 +51,10 @@ class McpServerSettings(BaseModel):
     """Secrets by name, for each variable of the command or header of the request that has one."""
     oauth: bool = False
     """The server wants OAuth. An owner authorises Gofer once: gofer mcp authorise."""
+    client_id: str = ""
+    """Who we are to a server at which clients are registered by hand; others register us by themselves."""
+    client_secret: str = ""
+    """The name of the secret that goes with it, where there is one."""
     tools: tuple[str, ...] = ("*",)
     """Which of its tools the agent may use; `*` stands for any characters."""
     tier: Tier = Tier.NETWORK
@@ -81,6 +85,12 @@ class McpServerSettings(BaseModel):
         """Whether what it is told can leave this machine."""
         return bool(self.url or self.hosts)
 
+    @property
+    def secret_names(self) -> list[str]:
+        """The secrets that it needs, each once."""
+        given = (*self.secrets.values(), self.bearer, self.client_secret)
+        return [name for name in dict.fromkeys(given) if name]
+
     def allows(self, tool: str) -> bool:
         """Whether the agent may use a tool of the server."""
         return any(fnmatchcase(tool, pattern) for pattern in self.tools)
@@ -106,13 +116,17 @@ def _check_url(given: McpServerSettings) -> None:
     _check_names("header", {**given.headers, **given.secrets}, _HEADER)
     if stray := _FORBIDDEN & {name.lower() for name in (*given.headers, *given.secrets)}:
         raise ValueError(f"the header {min(stray)} is not yours to set")
+    if (given.client_id or given.client_secret) and not (given.oauth and given.client_id):
+        raise ValueError("client_id and client_secret are for oauth = true; the secret needs the id")
     if given.oauth and (given.bearer or "authorization" in {name.lower() for name in given.secrets}):
         raise ValueError("oauth brings its own token; remove bearer and the authorization header")
 
 
 def _check_command(given: McpServerSettings) -> None:
-    if given.headers or given.bearer or given.oauth:
-        raise ValueError("headers, bearer and oauth are for a url, not for a command")
+    if given.headers or given.bearer or given.oauth or given.client_id or given.client_secret:
+        raise ValueError(
+            "headers, bearer, oauth, client_id and client_secret are for a url, not for a command"
+        )
     _check_names("variable", {**given.env, **given.secrets}, _VARIABLE)
 
 

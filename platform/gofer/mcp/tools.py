@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, RootModel, model_validator
@@ -207,14 +207,16 @@ def _target(reference: str, root: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_tool(
-    tool: ServerTool, settings: McpServerSettings, call: Caller, *, hidden: bool
+    tool: ServerTool, settings: McpServerSettings, call: Caller, remark: Callable[[], str], *, hidden: bool
 ) -> Tool[McpArguments]:
     """A tool of ours that calls one of a server's. Its tier is what the agent's file says, never what the server
-    says."""
+    says. A remark of ours stands below what the server answered."""
 
     async def run(given: McpArguments, context: ToolContext) -> ToolResult:
         answered = await call(tool.name, given.root, context)
-        return read_result(tool.server, answered, trusted=settings.trusted)
+        result = read_result(tool.server, answered, trusted=settings.trusted)
+        told = remark()
+        return replace(result, content=f"{result.content}\n{told}") if told else result
 
     return Tool(
         name=tool.title,

@@ -9,7 +9,7 @@ import ipaddress
 import os
 import shlex
 import stat
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -31,6 +31,8 @@ MAX_ANSWER = 16 * 1024 * 1024
 """Bytes of one answer of a server, or of one line of a program."""
 MAX_TALK = 16 * MAX_ANSWER
 """Bytes that a program may say in the course of one run."""
+EgressTo = Callable[[Sequence[str]], Egress]
+"""The network of a sandbox, as far as hosts are named."""
 FOREVER = 30 * 86400.0
 STREAM_BUFFER = 16
 
@@ -57,13 +59,13 @@ class OnlyThere(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """One request. A redirect is not followed here, and the library follows none to another host."""
-        await self._pin(request)
-        response = await self._inner.handle_async_request(request)
+        response = await self._inner.handle_async_request(await self._pinned(request))
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _Bounded(response.stream)
         return response
 
-    async def _pin(self, request: httpx2.Request) -> None:
+    async def _pinned(self, request: httpx2.Request) -> httpx2.Request:
+        """The request to an address. A new one: the same may be sent again, with a token, and keeps its name."""
         url = request.url
         try:
             found = await resolve(url.host, url.port or (443 if url.scheme == "https" else 80))
@@ -72,12 +74,18 @@ class OnlyThere(httpx2.AsyncBaseTransport):
         if not found or (url.host.lower() != self._host and not all(map(may_be_fetched, found))):
             raise httpx2.ConnectError(f"{url.host} is not a public address, so it is not called.")
         if _is_address(url.host):
-            return
+            return request
         address = found[0]
         host = f"[{address}]" if address.version == 6 else str(address)
-        request.headers.setdefault("host", url.netloc.decode("ascii"))
-        request.extensions = {**request.extensions, "sni_hostname": url.host}
-        request.url = url.copy_with(host=host)
+        headers = httpx2.Headers(request.headers)
+        headers.setdefault("host", url.netloc.decode("ascii"))
+        return httpx2.Request(
+            request.method,
+            url.copy_with(host=host),
+            headers=headers,
+            stream=request.stream,
+            extensions={**request.extensions, "sni_hostname": url.host},
+        )
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -134,10 +142,16 @@ class SandboxedProgram:
     """A program in a sandbox of its own, which ends with it and with us. Its stdin and stdout are FIFOs in the
     workspace that were opened here before anything ran inside."""
 
-    def __init__(self, provider: Provider, settings: McpServerSettings, secrets: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        settings: McpServerSettings,
+        secrets: Mapping[str, str],
+        egress: EgressTo,
+    ) -> None:
         self._settings = settings
         self._secrets = secrets
-        self._gate = Egress(settings.hosts) if settings.hosts else None
+        self._gate = egress(settings.hosts) if settings.hosts else None
         self._sandbox = Sandbox(
             provider,
             limits=Limits(),

@@ -83,7 +83,9 @@ class McpEndpoint:
         except GoferError as error:
             await (await on_gofer_error(request, error))(scope, receive, send)
             return
-        await self._serve(scope, _again(body, receive), send)
+        # Spaces around a header's value are no part of it; the library compares some with the body.
+        headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        await self._serve({**scope, "headers": headers}, _again(body, receive), send)
 
     def check(self, request: Request) -> None:
         """Whose request it is, and whether they may make one now; raises GoferError."""

@@ -63,15 +63,17 @@ def scene() -> Iterator[Scene]:
 
 
 @pytest.fixture
-def begin(scene: Scene, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def begin(scene: Scene, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Starts a house whose agent has the server, and returns what says something and waits for the answer."""
     houses: list[House] = []
 
     def start(kind: str = "plain", more: str = "") -> Callable[[str], Any]:
         data_dir = tmp_path / "data"
-        data_dir.mkdir(mode=0o700)
+        data_dir.mkdir(mode=0o700, exist_ok=True)
         scene.agent(data_dir, kind, more)
-        house = House(data_dir, anthropic_key=KEY, anthropic_base_url=scene.model_url)
+        both = "database_url" in request.fixturenames
+        database = {"database_url": request.getfixturevalue("database_url")} if both else {}
+        house = House(data_dir, anthropic_key=KEY, anthropic_base_url=scene.model_url, **database)
         houses.append(house)
         api = house.api(house.token(house.owner()))
 
@@ -101,7 +103,7 @@ def names(request: dict[str, Any]) -> list[str]:
 
 
 def test_a_run_uses_a_server_and_is_narrowed_by_what_it_answers(
-    scene: Scene, begin: Callable[..., Any]
+    scene: Scene, database_url: str, begin: Callable[..., Any]
 ) -> None:
     scene.model.script = [calls(call("mcp__ops__work", a=1)), calls(call("mcp__ops__other")), say("Done.")]
     story = begin()("Work.")
@@ -151,13 +153,13 @@ def test_a_server_that_cannot_be_reached_is_told_and_the_run_goes_on(
 
 
 def test_a_kill_during_calls_on_both_sides_repeats_nothing_and_tells_what_is_unknown(
-    scene: Scene, tmp_path: Path
+    scene: Scene, data_dir: Path, database_url: str
 ) -> None:
-    data_dir = tmp_path / "data"
-    data_dir.mkdir(mode=0o700)
     scene.agent(data_dir, "hang")
     scene.model.script = [calls(call("mcp__ops__work")), say("I looked.")]
     settings = {"anthropic_key": KEY, "anthropic_base_url": scene.model_url, "lease": "1"}
+    if database_url.startswith("postgresql"):
+        settings["database_url"] = database_url
     task = {"task": "Deploy.", "wait": 120, "idempotency_key": "deploy-1"}
     process = Process(data_dir, **settings)
     with ThreadPoolExecutor(1) as others:

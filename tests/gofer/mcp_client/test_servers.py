@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 from gofer.errors import GoferError, NotFound
-from gofer.mcp.servers import UNKNOWN, McpServers
+from gofer.mcp.servers import LIST_CHANGED, UNKNOWN, McpServers
 from gofer.mcp.settings import McpServerSettings
 from gofer.mcp.tools import MAX_OFFERED
 from gofer.tool import Tier, Tool, ToolContext, ToolResult
 from gofer_sandbox import Bubblewrap
+from gofer_sandbox.network import AllowedHost, Egress
 from gofer_standins.loopback import serve
 from support.hostile_mcp import BROKEN, PROGRAM, Hostile, picture, tool
+from support.patience import eventually
 
 PYTHON = shutil.which("python3", path="/usr/bin:/bin")
 needs_python = pytest.mark.skipif(PYTHON is None, reason="the sandbox has no Python")
@@ -160,6 +169,52 @@ async def test_a_list_that_changes_during_a_run_changes_nothing_of_it(hostile: A
         assert [each.name for each in brought.tools] == ["mcp__ops__surprise"]
 
 
+async def test_a_server_that_says_its_list_has_changed_is_believed_by_the_next_run(hostile: Any) -> None:
+    _, url = hostile
+    hub, settings = servers(), McpServerSettings(url=f"{url}/changing")
+    async with hub.for_run({"ops": settings}) as brought:
+        first, second = [await call(brought.tools[0]), await call(brought.tools[1])]
+        assert [each.name for each in brought.tools] == ["mcp__ops__work", "mcp__ops__other"]
+    assert first.content.endswith(f"</quoted>\n{LIST_CHANGED}"), "the run is told, beside the server's words"
+    assert second.content.endswith(LIST_CHANGED), "and again when it changes again"
+    async with hub.for_run({"ops": settings}) as brought:
+        assert [each.name for each in brought.tools] == ["mcp__ops__surprise"]
+
+
+async def test_a_server_of_today_is_asked_to_tell_of_changes() -> None:
+    server: MCPServer[Any] = MCPServer("today")
+
+    @server.tool()
+    async def grow(context: Context[Any]) -> str:
+        """Grow."""
+        if not any(each.name == "grown" for each in await server.list_tools()):
+            server.add_tool(lambda: "new", name="grown", description="New.")
+        await context.notify_tools_changed()
+        return "grown"
+
+    app = server.streamable_http_app(stateless_http=True)
+    async with app.router.lifespan_context(app), serve(app) as url:
+        hub, settings = servers(), McpServerSettings(url=f"{url}/mcp")
+        async with hub.for_run({"ops": settings}) as brought:
+            assert [each.name for each in brought.tools] == ["mcp__ops__grow"]
+            assert "grown" in (await call(brought.tools[0])).content
+            await eventually(lambda: not hub._known)
+            assert (await call(brought.tools[0])).content.endswith(LIST_CHANGED)
+        async with hub.for_run({"ops": settings}) as brought:
+            assert [each.name for each in brought.tools] == ["mcp__ops__grow", "mcp__ops__grown"]
+
+
+async def test_a_tool_that_is_gone_has_the_list_read_again(hostile: Any) -> None:
+    service, url = hostile
+    hub, settings = servers(), McpServerSettings(url=f"{url}/gone")
+    async with hub.for_run({"ops": settings}) as brought:
+        service.tools = [tool("surprise")]
+        with pytest.raises(GoferError, match="no such tool"):
+            await call(brought.tools[0])
+    async with hub.for_run({"ops": settings}) as brought:
+        assert [each.name for each in brought.tools] == ["mcp__ops__surprise"]
+
+
 async def test_tools_that_a_prompt_has_no_room_for_are_searched(hostile: Any) -> None:
     service, url = hostile
     service.tools = [
@@ -203,6 +258,44 @@ async def test_a_program_runs_in_a_sandbox_with_its_secrets_and_without_network(
         assert '"GOFER_DATA_DIR": null' in env
         assert "Error" in (await call(tools["net"], url="http://127.0.0.1:9/")).content
         assert "written" not in (await call(tools["write"])).content
+
+
+async def no_dns(host: str, port: int) -> list[str]:
+    """The test's own DNS: every name leads to loopback."""
+    return ["127.0.0.1"]
+
+
+@needs_python
+async def test_a_program_reaches_the_hosts_that_its_settings_name_and_no_other() -> None:
+    seen: list[str] = []
+
+    async def answer(request: Request) -> PlainTextResponse:
+        seen.append(request.headers["host"])
+        return PlainTextResponse("hello")
+
+    async with serve(Starlette(routes=[Route("/", answer)])) as url:
+        port = urlsplit(url).port
+        assert port is not None
+
+        def egress(hosts: Sequence[str]) -> Egress:
+            return Egress([AllowedHost(host, (port,), allow_private=True) for host in hosts], resolve=no_dns)
+
+        hub = McpServers(Bubblewrap(), secret, egress=egress)
+        async with hub.for_run({"ops": program(hosts=("tickets.test",))}) as brought:
+            net = named(brought)["net"]
+            assert net.reach == "outside", "what it is told can leave this machine"
+            assert "200" in (await call(net, url=f"http://tickets.test:{port}/")).content
+            for other in (
+                f"http://other.test:{port}/",
+                f"http://sub.tickets.test:{port}/",
+                "http://tickets.test:9/",
+            ):
+                assert "403" in (await call(net, url=other)).content
+            assert "Error" in (await call(net, url=url)).content
+        assert seen == [f"tickets.test:{port}"]
+        async with hub.for_run({"ops": program()}) as brought:
+            assert "Error" in (await call(named(brought)["net"], url=f"http://tickets.test:{port}/")).content
+        assert len(seen) == 1
 
 
 @needs_python

@@ -134,6 +134,56 @@ def test_what_is_asked_twice_with_one_key_is_done_once_also_after_a_restart(tmp_
         house.close()
 
 
+def test_everything_works_on_both_databases(data_dir: Path, database_url: str) -> None:
+    (data_dir / "agents").mkdir(mode=0o700)
+    (data_dir / "agents" / "helper.toml").write_text('model = "offline/offline"\ndefault = true\n')
+    house = House(data_dir, database_url=database_url)
+    try:
+        token = house.token(house.owner())
+        wish = {"task": "The launch is on Friday.", "agent": "helper", "wait": 60, "idempotency_key": "once"}
+        done = called(house, token, "run_agent", **wish)
+        assert (done["state"], called(house, token, "run_agent", **wish)["id"]) == ("done", done["id"])
+        where = {"conversation_id": done["conversation_id"]}
+        (listed,) = called(house, token, "list_conversations")["conversations"]
+        said = called(house, token, "read_conversation", **where)["messages"]
+        assert (listed["id"], said[0]["text"]) == (done["conversation_id"], "The launch is on Friday.")
+        called(house, token, "remember", **where, text="It needs nine crates.")
+        (found,) = called(house, token, "recall", **where, query="crates")["memories"]
+        assert found["text"] == "It needs nine crates."
+        agent = house.token(house.owner(), "write", agent="helper")
+        posted = called(house, agent, "post_message", **where, text="Two findings.")
+        until(lambda: called(house, agent, "get_job", job_id=posted["job_id"])["state"] == "done")
+        asked = called(house, agent, "ask_person", **where, question="Ship?", choices=["Yes"], wait=0)
+        until(lambda: called(house, token, "get_job", job_id=asked["id"])["state"] == "waiting")
+        ended = called(house, agent, "cancel_job", job_id=asked["id"])
+        assert "detail" not in ended, ended
+        until(lambda: called(house, token, "get_job", job_id=asked["id"])["state"] == "cancelled")
+        states = {job["id"]: job["state"] for job in called(house, agent, "list_jobs")["jobs"]}
+        assert (states[done["id"]], states[asked["id"]]) == ("done", "cancelled")
+    finally:
+        house.close()
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_the_server_promises_what_it_does_and_no_more(house: House, owner: str, mode: str) -> None:
+    async def work(client: Client) -> None:
+        offers = client.server_capabilities
+        assert offers.tools is not None
+        assert offers.resources is not None
+        changes = (offers.tools.list_changed, offers.resources.list_changed, offers.resources.subscribe)
+        assert not any(changes), "it keeps no sessions, so it tells nobody"
+        assert (offers.prompts, offers.logging, offers.completions) == (None, None, None)
+        for ask in ("prompts/list", "resources/subscribe", "subscriptions/listen", "completion/complete"):
+            wrong = {"jsonrpc": "2.0", "id": 1, "method": ask, "params": {"uri": "gofer://jobs/1"}}
+            sent = house.api(owner).post(f"{house.url}/mcp", json=wrong, headers=ACCEPT)
+            assert ("error" in sent.text, "result" in sent.text) == (True, False)
+
+    with_client(house, owner, work, mode=mode)
+
+
+ACCEPT = {"accept": "application/json, text/event-stream"}
+
+
 # Who may do what.
 
 
