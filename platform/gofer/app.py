@@ -73,13 +73,14 @@ from gofer.logs import RecentLines
 from gofer.mac_upgrade import begin_signing
 from gofer.mcp.oauth import Authoriser, PendingAuthorisations
 from gofer.mcp.servers import McpServers
-from gofer.memory.manager import MEMORY, MemoryManager
+from gofer.memory.manager import MEMORY
 from gofer.memory.recall import Recall
 from gofer.outbox.deliver import Outbox
 from gofer.outbox.progress import ProgressUpdater, RunSummary
 from gofer.runs.agent_files import AgentFiles, AgentSpec
 from gofer.runs.agent_sync import AgentSync
 from gofer.runs.answer import Answerer, RunObserver, apology
+from gofer.runs.memory_manager import MemoryManager, keep_tidy
 from gofer.runs.model_keys import ModelKeys
 from gofer.runs.posts import Poster
 from gofer.runs.proposals import Proposals
@@ -413,6 +414,9 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
         platform.database, AgentFiles.of(platform.settings), platform.signals, platform.settings.timezone
     )
     stack.callback(asyncio.create_task(beats.keep_beating(), name="heartbeat").cancel)
+    if platform.settings.memory_v1:
+        tidying = keep_tidy(platform.database, platform.settings.memory_quiet)
+        stack.callback(asyncio.create_task(tidying, name="memory-tidying").cancel)
 
 
 async def _handle_release(platform: Platform, verb: str, run: Run) -> Outcome:
@@ -552,9 +556,11 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
             POLL: poller.poll,
             CATCH_UP: poller.catch_up,
             SET_UP: poller.set_up,
-            MEMORY: MemoryManager(database, vault).handle,
             HEARTBEAT: heartbeats.handle,
             NUDGE: nudges.handle,
+            MEMORY: MemoryManager(
+                settings=settings, database=database, vault=vault, keys=keys, agents=AgentFiles.of(settings)
+            ).handle,
         },
         apology=_apology,
         capacity=Capacity(

@@ -22,6 +22,8 @@ POINTS = frozenset(
         "journal.appended",
         "memory.keeping",
         "memory.kept",
+        "memory.tidying",
+        "memory.tidied",
         "shell.ran",
         "job.concluding",
         "job.concluded",

@@ -135,6 +135,11 @@ class Settings(BaseSettings):
         default=True,
         description="Show an agent what memory has to say when a run begins, in at most 600 tokens.",
     )
+    memory_quiet: float = Field(
+        default=900,
+        ge=1,
+        description="Seconds without a message after which a conversation is summed up in the background.",
+    )
     max_goals: int = Field(
         default=32, ge=1, le=1000, description="Goals of one agent that may be under way at once."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ from sqlalchemy import select
 
 from e2e.process import Gofer
 from e2e.scenario import Scenario, prepared
+from gofer.app import open_app
 from gofer.crash import EXIT_CODE
-from gofer.store.tables import events, memories
+from gofer.memory.notes import keep_note
+from gofer.memory.scopes import agent_scope
+from gofer.settings import Settings
+from gofer.store.tables import agents, events, memories
 from gofer_standins import loopback
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
 from support.patience import eventually
@@ -111,3 +116,63 @@ async def _kept(scenario: Scenario) -> list[str]:
     """The calls whose results are kept."""
     query = select(memories.c.call_id).where(memories.c.kind == "result")
     return list(await scenario.read(lambda connection: connection.execute(query).scalars().all()))
+
+
+NOTES = (
+    "The code of the gate is 1111",
+    "Tea at five.",
+    "The boat of Ann is called Gannet",
+    "The code of the gate is 2222",
+    "tea at FIVE",
+    "The boat of Ann is called Puffin",
+)
+LEFT = {"The code of the gate is 2222", "tea at FIVE", "The boat of Ann is called Puffin"}
+TIDYING = [
+    pytest.param(
+        point,
+        database,
+        id=f"{database}-{point}",
+        marks=() if (point, database) in {("memory.tidying", "sqlite")} else pytest.mark.slow,
+    )
+    for point in ("memory.tidying", "memory.tidied", "memory.tidied:2")
+    for database in ("sqlite", "postgresql")
+]
+
+
+@pytest.mark.parametrize(("point", "database_url"), TIDYING, indirect=["database_url"])
+async def test_notes_are_tidied_once_by_dying_at(point: str, database_url: str, data_dir: Path) -> None:
+    url = "" if database_url.startswith("sqlite") else database_url
+    async with prepared(data_dir, url) as scenario:
+        ids = await _note(Settings(data_dir=data_dir, database_url=url))
+        await _death(scenario.start(crash_at=point).wait_until_ready())
+        done = 0 if point == "memory.tidying" else int(point.partition(":")[2] or 1)
+        assert await _changes(scenario) == done
+        living = scenario.start().wait_until_ready()
+
+        async def tidied() -> bool:
+            return await _changes(scenario) == 3
+
+        await eventually(tidied, within=60)
+        assert await scenario.settle(60)
+        found = (await scenario.control("GET", "/memories?scope=agent:gofer&limit=50")).json()["memories"]
+        assert {each["text"] for each in found if each["state"] == "live"} == LEFT
+        for memory_id in ids:  # nothing is lost
+            there = await scenario.control("GET", f"/memories/{memory_id}")
+            assert there.status_code == 200, there.text
+            assert any(each["text"] in NOTES for each in there.json()["versions"])
+        assert living.stop() == 0
+        assert await _changes(scenario) == 3, "each once"
+
+
+async def _note(settings: Settings) -> list[str]:
+    async with open_app(settings, roles=frozenset()) as platform:
+        found = select(agents.c.id).where(agents.c.name == "gofer")
+        agent = await platform.database.read(lambda connection: str(connection.execute(found).scalar_one()))
+        keep = partial(keep_note, vault=platform.vault, scope_id=agent_scope(agent), trust="owner")
+        return [(await platform.database.write(partial(keep, text=text))).id for text in NOTES]
+
+
+async def _changes(scenario: Scenario) -> int:
+    query = select(events.c.data).where(events.c.kind == "memory.event")
+    rows = await scenario.read(lambda connection: connection.execute(query).scalars().all())
+    return sum(data["what"] in ("merge", "contradiction") for data in rows)

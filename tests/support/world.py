@@ -27,9 +27,12 @@ from gofer.store import events, row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE, seed_agent, seed_workspace
 from gofer.store.database import Database
 from gofer.store.db_time import now
+from gofer.store.encryption import conversation_key
 from gofer.store.ids import new_id
+from gofer.store.messages import open_stored, seal_message
 from gofer.store.tables import (
     JobState,
+    Trust,
     agents,
     attempts,
     bindings,
@@ -318,3 +321,13 @@ _TIMES = (
     deliveries.c.received_at,
     schedules.c.next_at,
 )
+
+
+def admit(connection: Connection, world: World, conversation: str, seq: int, trust: Trust) -> None:
+    """Somebody looked up who wrote a message."""
+    here = (messages.c.conversation_id == conversation) & (messages.c.seq == seq)
+    row = connection.execute(select(messages).where(here)).one()
+    key = conversation_key(connection, world.vault, conversation)
+    stored = open_stored(key, row)
+    sealed = seal_message(key, conversation, seq, stored.message, trust, came_by=row.connection_id)
+    connection.execute(update(messages).where(here).values(trust=trust, sealed=sealed))

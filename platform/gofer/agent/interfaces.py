@@ -126,6 +126,10 @@ class Context(Protocol):
         """Leave the results of tools out of the prompt; nothing when that was done already."""
         ...
 
+    async def fullness(self, state: State) -> float:
+        """How much of its room the history of the next run will take."""
+        ...
+
     async def size(self, state: State, extra: Sequence[Block] = ()) -> int:
         """The estimated input tokens of the next request, with these blocks at its end."""
         ...

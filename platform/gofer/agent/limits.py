@@ -16,7 +16,7 @@ from gofer.agent.model import Usage
 from gofer.agent.prices import MICROS, Price, Prices
 from gofer.agent.state import State
 
-Scope = Literal["day", "conversation", "background"]
+Scope = Literal["day", "conversation", "background", "memory"]
 WRAP_UP_TOKENS = 3000
 """Models that always think need room for that before the first word."""
 MIN_TOKENS = 512
@@ -42,6 +42,8 @@ class LimitSettings(BaseModel):
     """For all such jobs of this agent in one day, so that they leave the rest of it to people."""
     day_dollars: float = Field(default=10.0, ge=0)
     """For this agent in one day of the workspace's time zone."""
+    memory_day_dollars: float = Field(default=0.25, ge=0)
+    """For tidying what this agent remembers, in one day; with 0 no model is asked for that."""
     conversation_dollars: float = Field(default=0, ge=0)
     output_tokens: int = Field(default=16_000, ge=MIN_TOKENS)
     """The most a single answer may have."""
@@ -320,6 +322,9 @@ def _scope_halt(short: Short, needed: int, settings: LimitSettings) -> Halt:
         case "day":
             budget = f"This agent's budget of ${settings.day_dollars:.2f} for today"
             then = "It begins anew tomorrow; day_dollars of the agent raises it."
+        case "memory":
+            budget = f"This agent's budget of ${settings.memory_day_dollars:.2f} a day for its memories"
+            then = "It begins anew tomorrow; memory_day_dollars of the agent raises it."
         case "conversation":
             budget = f"The budget of ${settings.conversation_dollars:.2f} for this conversation"
             then = "Go on in another one, or raise conversation_dollars of the agent."

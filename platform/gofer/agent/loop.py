@@ -89,6 +89,10 @@ class Loop:
                 return came
         return self._end()
 
+    async def fullness(self) -> float:
+        """How much of its room the history of the next run will take."""
+        return await self._context.fullness(self._record.state)
+
     async def _step(self) -> Asked | Failed | None:
         """Do the next thing, decided by the state alone."""
         state = self._record.state

@@ -1,77 +1,154 @@
 """The memory manager: tidies the notes of a scope in a job of its own, never in the path of an answer.
 
-Notes that say the same, word for word, become one: the newest stays, and the others are forgotten, which can be undone.
-Each merge is a transaction, so a job that dies goes on where it was. It calls no model and costs nothing.
+Notes that say the same become one. Of two that contradict each other the newer counts, and the older can still be read
+by its id and restored. Both are found by rule; a model, where one may be asked, judges what no rule can, and writes
+what a long note is about. Each change is a transaction that looks again, so a job that dies goes on where it was, and
+nothing is done twice.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from sqlalchemy import Connection, select
 
+from gofer.crash import crash_point
 from gofer.errors import Conflict, GoferError, NotFound
-from gofer.jobs.outcome import Done, Outcome
 from gofer.jobs.queue import SERVICE, submit
-from gofer.jobs.worker import Run
+from gofer.memory import records
 from gofer.memory.notes import forget_memory, tell
 from gofer.memory.records import LIVE, Memory, opened
 from gofer.memory.scopes import open_scope
+from gofer.memory.terms import text_terms
+from gofer.sanitize import gist
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.database import Database
 from gofer.store.tables import JobState, in_state, jobs, memories
 from gofer.vault.envelope import Vault
 
 MEMORY = "memory"
-"""The kind of job that tidies the notes of a scope."""
+"""The kind of job that tidies the notes of a scope, or sums up what a participant has read."""
 MAX_NOTES = 1000
 """Notes of a scope that are looked at in one job, the newest."""
-MAX_MERGES = 50
+MAX_CHANGES = 50
 """Of one job; the next note makes another."""
+MAX_JUDGED = 20
+"""Pairs, and long notes, that a model is asked about in one job."""
+LONG = 400
+"""Characters of a note whose beginning does not say what it is about."""
+_SAME, _ALIKE = 0.85, 0.5
+"""Share of words that two notes have in common: to say the same, and to be worth a model's look."""
 _PENDING = in_state(JobState.READY, JobState.BLOCKED, JobState.RUNNING, JobState.SCHEDULED, JobState.WAITING)
 _WORDS = re.compile(r"\w+")
+_NEGATIONS = frozenset(
+    ("not", "no", "never", "none", "dont", "doesnt", "isnt", "nicht", "kein", "keine", "keinen", "nie", "pas")
+    + ("jamais", "nunca", "non", "mai", "não", "geen", "niet", "не", "нет")
+)
+_IS = r"(?:is|are|was|ist|sind|est|sont|es|son|é|è|zijn)(?:\s(?:called|named))?|=|heißt|heisst"
+_STATEMENT = re.compile(rf"(?P<about>\S.{{2,200}}?\s(?:{_IS}))[:\s]\s*(?P<value>\S.{{0,80}})", re.I | re.S)
+_NAMES = re.compile(r"(?:called|named|heißt|heisst)$", re.I)
+_RANK = {"owner": 2, "member": 1}
 
 
 def ensure_tidying(connection: Connection, scope_id: str) -> bool:
     """Make the job that tidies a scope, unless there is one; whether it was made."""
-    lane = f"memory:{scope_id}"
-    if (
-        connection.execute(select(jobs.c.id).where(jobs.c.lane == lane, _PENDING).limit(1)).first()
-        is not None
-    ):
+    return ensure_job(connection, f"{MEMORY}:{scope_id}", {"scope": scope_id})
+
+
+def ensure_job(connection: Connection, lane: str, payload: dict[str, str], delay: float = 0) -> bool:
+    """Make a job of the memory manager, unless its lane has one; whether it was made."""
+    there = select(jobs.c.id).where(jobs.c.lane == lane, _PENDING).limit(1)
+    if connection.execute(there).first() is not None:
         return False
-    payload = {"scope": scope_id}
-    submit(connection, workspace_id=FIRST_WORKSPACE, kind=MEMORY, lane=lane, pool=SERVICE, payload=payload)
+    submit(
+        connection,
+        workspace_id=FIRST_WORKSPACE,
+        kind=MEMORY,
+        lane=lane,
+        pool=SERVICE,
+        payload=payload,
+        delay=delay,
+    )
     return True
 
 
-class MemoryManager:
-    """Handles those jobs."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Two notes of which the newer takes the older's place."""
+
+    kept: Memory
+    gone: Memory
+    what: str
+    """merge or contradiction."""
+    why: str
+    forgets: bool = False
+    """The same words, so that nothing is lost when the older is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a model says: a verdict for each pair (same, contradicts or different), and what each text is about."""
+
+    verdicts: Sequence[str]
+    gists: Sequence[str]
+
+
+Judge = Callable[[Sequence[tuple[str, str]], Sequence[str]], Awaitable[Judgement | None]]
+"""Asks a model about pairs of notes and long notes; None when there is no model, no money, or no answer in time."""
+
+
+class NoteTidier:
+    """Tidies the notes of one scope."""
 
     def __init__(self, database: Database, vault: Vault) -> None:
         self._database = database
         self._vault = vault
 
-    async def handle(self, run: Run) -> Outcome:
-        """Merge what says the same, a pair at a time."""
-        await self.tidy(str(run.claim.payload["scope"]))
-        return Done()
-
-    async def tidy(self, scope_id: str) -> int:
-        """Merge some; returns how many."""
+    async def tidy(self, scope_id: str, judge: Judge | None = None) -> int:
+        """Change some; returns how many changes that were."""
         try:
-            found = await self._database.read(partial(_repeated, vault=self._vault, scope_id=scope_id))
-            for kept, gone in found[:MAX_MERGES]:
-                await self._database.write(partial(_merge, vault=self._vault, kept=kept, gone=gone))
+            notes = await self._database.read(partial(_notes, vault=self._vault, scope_id=scope_id))
+            found = list(islice(by_rule(notes), MAX_CHANGES))
+            for each in found:
+                await self._apply(each)
+            if judge is None:
+                return len(found)
+            gone = {each.gone.id for each in found}
+            left = [note for note in notes if note.id not in gone]
+            return len(found) + await self._judged(left, judge)
         except (NotFound, GoferError):
             return 0  # purged, or its key is lost, which doctor says
-        return len(found[:MAX_MERGES])
+
+    async def _judged(self, notes: Sequence[Memory], judge: Judge) -> int:
+        pairs = list(islice(alike(notes), MAX_JUDGED))
+        long = [note for note in notes if _wants_gist(note)][:MAX_JUDGED]
+        if not pairs and not long:
+            return 0
+        said = await judge([(newer.text, older.text) for newer, older in pairs], [note.text for note in long])
+        if said is None:
+            return 0
+        found = []
+        for (newer, older), verdict in zip(pairs, said.verdicts, strict=False):
+            what = {"same": "merge", "contradicts": "contradiction"}.get(verdict)
+            if what and may_replace(newer, older):
+                found.append(Finding(newer, older, what, f"a model says so of {older.id}"))
+        for each in found:
+            await self._apply(each)
+        for note, about in zip(long, said.gists, strict=False):
+            await self._database.write(partial(_keep_gist, vault=self._vault, note=note, about=about))
+        return len(found)
+
+    async def _apply(self, found: Finding) -> None:
+        await self._database.write(partial(_merge, vault=self._vault, found=found))
+        crash_point("memory.tidied")
 
 
-def _repeated(connection: Connection, vault: Vault, scope_id: str) -> list[tuple[Memory, Memory]]:
-    """Each note that a newer one says word for word, behind that newer one."""
+def _notes(connection: Connection, vault: Vault, scope_id: str) -> list[Memory]:
+    """The notes in force, newest first."""
     query = (
         select(memories)
         .where(memories.c.scope_id == scope_id, memories.c.kind == "note", memories.c.state == LIVE)
@@ -80,27 +157,125 @@ def _repeated(connection: Connection, vault: Vault, scope_id: str) -> list[tuple
         .limit(MAX_NOTES)
     )
     keys = open_scope(connection, vault, scope_id)
-    return _pairs([opened(keys, row) for row in connection.execute(query).all()])
+    return [opened(keys, row) for row in connection.execute(query).all()]
 
 
-def _pairs(newest_first: Sequence[Memory]) -> list[tuple[Memory, Memory]]:
-    first: dict[tuple[str, bool], Memory] = {}
-    pairs = []
+def by_rule(newest_first: Sequence[Memory]) -> Iterator[Finding]:
+    """What rules find: the same words, nearly the same words, another value for the same thing, and its opposite."""
+    gone: set[str] = set()
+    words: dict[str, Memory] = {}
     for note in newest_first:
-        # What strangers may speak through never takes the place of what they do not.
-        said = (" ".join(_WORDS.findall(note.text.casefold())), note.untrusted)
-        kept = first.setdefault(said, note)
-        if kept is not note and said[0]:
-            pairs.append((kept, note))
-    return pairs
+        said = " ".join(_WORDS.findall(note.text.casefold())) or note.id
+        kept = words.setdefault(f"{note.untrusted} {said}", note)
+        if kept is not note:
+            gone.add(note.id)
+            yield Finding(kept, note, "merge", f"says the same as {note.id}", forgets=True)
+    left = [note for note in newest_first if note.id not in gone]
+    for newer, older, share in _near(left, _ALIKE):
+        if newer.id in gone or older.id in gone or not may_replace(newer, older):
+            continue
+        if _contradicts(newer.text, older.text):
+            gone.add(older.id)
+            yield Finding(newer, older, "contradiction", f"is newer than {older.id} and says otherwise")
+        elif share >= _SAME and _figures(newer.text) == _figures(older.text):
+            gone.add(older.id)
+            yield Finding(newer, older, "merge", f"says nearly the same as {older.id}")
 
 
-def _merge(connection: Connection, vault: Vault, kept: Memory, gone: Memory) -> None:
+def alike(newest_first: Sequence[Memory]) -> Iterator[tuple[Memory, Memory]]:
+    """Pairs that no rule decides and that have much in common, the newer first."""
+    for newer, older, _ in _near(newest_first, _ALIKE):
+        if may_replace(newer, older):
+            yield newer, older
+
+
+def may_replace(newer: Memory, older: Memory) -> bool:
+    """Whether one note may take another's place. What strangers may speak through never takes the place of what they do
+    not, nor a member's word that of an owner's; and what somebody has restored is left alone."""
+    decided = older.id in newer.supersedes or newer.id in older.supersedes
+    ranks = _RANK.get(newer.trust, 0), _RANK.get(older.trust, 0)
+    return newer.untrusted == older.untrusted and ranks[0] >= ranks[1] and not decided
+
+
+def _near(newest_first: Sequence[Memory], least: float) -> Iterator[tuple[Memory, Memory, float]]:
+    """Pairs with many words in common, found by their rarest words: not every pair is looked at."""
+    terms = {note.id: frozenset(text_terms(note.text).counts) for note in newest_first}
+    having: dict[str, list[Memory]] = {}
+    for note in newest_first:
+        for term in terms[note.id]:
+            having.setdefault(term, []).append(note)
+    for older in newest_first:
+        seen: set[str] = set()
+        for term in sorted(terms[older.id], key=lambda term: len(having[term])):
+            if len(having[term]) > MAX_CHANGES:
+                break  # a word that many have says little
+            for newer in having[term]:
+                if newer.id == older.id:
+                    break  # those behind it are older
+                if newer.id not in seen:
+                    seen.add(newer.id)
+                    share = _share(terms[newer.id], terms[older.id])
+                    if share >= least:
+                        yield newer, older, share
+
+
+def _share(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / max(1, min(len(one), len(other)))
+
+
+def _contradicts(newer: str, older: str) -> bool:
+    """By rule, where it is plain: the same is said and denied, or the same thing has another name or figure."""
+    plain = [set(_WORDS.findall(text.casefold().replace("'", ""))) for text in (newer, older)]
+    denied = [bool(words & _NEGATIONS) for words in plain]
+    if denied[0] != denied[1]:
+        stems = [
+            frozenset(text_terms(" ".join(sorted(words - _NEGATIONS - {"do", "does", "did"}))).counts)
+            for words in plain
+        ]
+        return bool(stems[0]) and stems[0] == stems[1]
+    found = [_STATEMENT.fullmatch(text.strip()) for text in (newer, older)]
+    if found[0] is None or found[1] is None:
+        return False
+    about = [" ".join(_WORDS.findall(each["about"].casefold())) for each in found if each]
+    values = [" ".join(_WORDS.findall(each["value"].casefold())) for each in found if each]
+    if about[0] != about[1] or values[0] == values[1]:
+        return False
+    return bool(_NAMES.search(found[0]["about"])) or _shape(values[0]) == _shape(values[1]) is not None
+
+
+def _shape(value: str) -> str | None:
+    """A value without its figures: "5678" has the shape of "1234", and "at 9" that of "at 10"; None without figures."""
+    shape = re.sub(r"\d+", "0", value)
+    return shape if shape != value else None
+
+
+def _figures(text: str) -> list[str]:
+    """What must not differ between notes that say the same: figures, and whether something is denied."""
+    words = _WORDS.findall(text.casefold())
+    return sorted(word for word in words if any(map(str.isdigit, word)) or word in _NEGATIONS)
+
+
+def _wants_gist(note: Memory) -> bool:
+    """Whether a model should say what a note is about: it is long, and its gist is only how it begins."""
+    return len(note.text) > LONG and not note.untrusted and note.gist == gist(note.text)
+
+
+def _merge(connection: Connection, vault: Vault, found: Finding) -> None:
+    scopes = (found.gone.scope_id,)
     try:
-        forget_memory(connection, vault, gone.id, scopes=(gone.scope_id,), reason="merge")
-    except Conflict:
-        return  # somebody changed it meanwhile
-    size = len(kept.text)
-    tell(
-        connection, "merge", kept.id, f"says the same as {gone.id}", before=size + len(gone.text), after=size
-    )
+        if found.forgets:
+            forget_memory(connection, vault, found.gone.id, scopes=scopes, reason=found.what)
+        else:
+            records.supersede(connection, vault, found.kept, found.gone)
+    except (Conflict, NotFound):
+        return  # somebody changed one of them meanwhile
+    size = len(found.kept.text)
+    before = size + len(found.gone.text)
+    tell(connection, found.what, found.kept.id, found.why, before=before, after=size)
+    crash_point("memory.tidying")
+
+
+def _keep_gist(connection: Connection, vault: Vault, note: Memory, about: str) -> None:
+    line = gist(about)
+    if line and records.set_gist(connection, vault, note, line):
+        tell(connection, "gist", note.id, "a model", before=len(note.gist), after=len(line))

@@ -21,7 +21,7 @@ EVENT = "memory.event"
 NO_SOURCE = Source()
 MAX_NOTE = 20_000
 """Characters of a note."""
-_CHARACTERS_PER_TOKEN = 3.5
+CHARACTERS_PER_TOKEN = 3.5
 
 
 def keep_note(
@@ -109,8 +109,8 @@ def tell(
 ) -> None:
     """Tell the log: what was done to which memory, why, and how many tokens it had before and after."""
     tokens = {
-        "tokens_before": int(before / _CHARACTERS_PER_TOKEN),
-        "tokens_after": int(after / _CHARACTERS_PER_TOKEN),
+        "tokens_before": int(before / CHARACTERS_PER_TOKEN),
+        "tokens_after": int(after / CHARACTERS_PER_TOKEN),
     }
     data = {"what": what, "id": memory_id, "reason": reason, **tokens}
     events.record(connection, EVENT, FIRST_WORKSPACE, conversation_id=conversation_id, data=data)

@@ -250,13 +250,15 @@ def forget(connection: Connection, vault: Vault, memory_id: str, *, scopes: Coll
 
 
 def restore(connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str]) -> Memory:
-    """Bring back what was said last before it was forgotten; raises Conflict for what is not forgotten."""
+    """Bring back what was said last before it was forgotten, or before something newer took its place; raises Conflict
+    for what is in force."""
     _lock_turn(connection, memory_id)
     row = _row(connection, memory_id, None)
     if row is None or row.scope_id not in scopes:
         resolve(connection, vault, memory_id, scopes=scopes)  # which says why not
         raise Conflict("This is not forgotten.")
-    if row.state != FORGOTTEN:
+    superseded = row.state == LIVE and row.valid_to is not None
+    if row.state != FORGOTTEN and not superseded:
         raise Conflict("This is not forgotten.")
     turn = parse_turn(memory_id)
     if turn is not None:
@@ -266,7 +268,8 @@ def restore(connection: Connection, vault: Vault, memory_id: str, *, scopes: Col
         return replace(before, version=row.version + 1)
     before = next(each for each in _live_versions(connection, vault, memory_id))
     made = replace(before, version=row.version + 1, valid_to=None)
-    _end(connection, memory_id, row.version)
+    if not superseded:
+        _end(connection, memory_id, row.version)
     _insert(connection, open_scope(connection, vault, row.scope_id), made)
     return made
 
@@ -277,6 +280,29 @@ def say_again(connection: Connection, vault: Vault, before: Memory, source: Sour
     _end(connection, before.id, before.version)
     _insert(connection, open_scope(connection, vault, before.scope_id), made)
     return made
+
+
+def supersede(connection: Connection, vault: Vault, newer: Memory, older: Memory) -> Memory:
+    """Let one memory take another's place: the older one ends, and can still be read by its id and restored. Raises
+    Conflict when one of them has changed since."""
+    made = replace(newer, version=newer.version + 1, supersedes=(*newer.supersedes, older.id), valid_to=None)
+    _end(connection, older.id, older.version)
+    _end(connection, newer.id, newer.version)
+    _insert(connection, open_scope(connection, vault, newer.scope_id), made, newer.valid_from)
+    return made
+
+
+def set_gist(connection: Connection, vault: Vault, memory: Memory, gist: str) -> bool:
+    """Say in other words what a version is about; its own words stay. False when it is not in force any more."""
+    keys = open_scope(connection, vault, memory.scope_id)
+    sealed = seal(keys.seal, gist, *_place(memory.scope_id, memory.id, memory.version), "gist")
+    here = (memories.c.id == memory.id) & (memories.c.version == memory.version)
+    changed = connection.execute(
+        update(memories)
+        .where(here, memories.c.valid_to.is_(None), memories.c.sealed.is_not(None))
+        .values(gist=sealed)
+    )
+    return changed.rowcount == 1
 
 
 def reopen(connection: Connection, vault: Vault, memory_id: str, version: int) -> Memory:

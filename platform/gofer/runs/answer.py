@@ -35,6 +35,7 @@ from gofer.memory.recall import Recall
 from gofer.runs.agent_files import AgentFiles, AgentSpec, in_force
 from gofer.runs.build import Ports, build
 from gofer.runs.memories import StoreMemories
+from gofer.runs.memory_manager import FULL, ensure_summing_up
 from gofer.runs.model_keys import ModelKeys
 from gofer.runs.proposals import RunIdentity
 from gofer.runs.shell_access import Loans, ShellAccessGrants
@@ -229,6 +230,8 @@ class Answerer:
                     loop = await build(spec, model, tools, prices, ports, servers)
                     end = await loop.run()
         crash_point("run.answered")
+        if self._settings.memory_v1 and claim.participant_id and await loop.fullness() > FULL:
+            await self._database.write(partial(ensure_summing_up, participant=claim.participant_id))
         # Others may have joined in meanwhile: the reply goes to the last person the run has heard.
         last = _asker(await self._admitted(claim, end.included_to))
         return await self._outcome(claim, last or asker, end, spec.limits)

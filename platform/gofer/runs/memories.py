@@ -23,7 +23,7 @@ from gofer.errors import Conflict, GoferError, NotFound
 from gofer.jobs.queue import Claim
 from gofer.memory import records
 from gofer.memory.audience import audience, new_scope
-from gofer.memory.notes import keep_note
+from gofer.memory.notes import CHARACTERS_PER_TOKEN, EVENT, keep_note
 from gofer.memory.recall import Recall, Results
 from gofer.memory.records import Covered, Memory, NewMemory, Source
 from gofer.memory.scopes import conversation_scope, open_scope
@@ -315,6 +315,34 @@ def keep_event(
     if kind == "context.checkpoint" and data.get("id"):
         _keep_summary(connection, vault, claim, data)
         keep_rules(connection, vault, claim, data["spoken_rules"])
+        size = data.get("size", 0)
+        _tell(connection, claim, "summarise", data["id"], kind, size, _tokens(data["summary"]))
+    if data.get("pieces"):
+        _tell_recalled(connection, claim, kind, data["pieces"])
+
+
+def _tell(
+    connection: Connection, claim: Claim, what: str, memory_id: str, reason: str, before: int, after: int
+) -> None:
+    """Tell the log what happened to working memory, in tokens."""
+    about = {"what": what, "id": memory_id, "reason": reason, "job_id": claim.id}
+    data = {**about, "tokens_before": before, "tokens_after": after}
+    record_event(connection, EVENT, claim.workspace_id, conversation_id=claim.conversation_id, data=data)
+
+
+def _tell_recalled(connection: Connection, claim: Claim, kind: str, pieces: Iterable[Any]) -> None:
+    """A recall for each memory that was shown, with the tokens it adds to the prompt."""
+    shown: dict[str, int] = {}
+    for piece in pieces:
+        if not isinstance(piece, str):
+            shown[piece["id"]] = shown.get(piece["id"], 0) + piece["end"] - piece["start"]
+    reason = "tool" if kind == "tool.finished" else "run.started"
+    for memory_id, length in shown.items():
+        _tell(connection, claim, "recall", memory_id, reason, 0, int(length / CHARACTERS_PER_TOKEN))
+
+
+def _tokens(text: str) -> int:
+    return int(len(text) / CHARACTERS_PER_TOKEN)
 
 
 def _blocks(data: Mapping[str, Any]) -> list[Block]:
@@ -336,6 +364,8 @@ def _keep_results(
             if words.get("pieces"):
                 continue  # was recalled, so it is kept under its own id
             stone = wanted[row["data"]["call_id"]]
+            line = Tombstone(stone["id"], stone["gist"]).line
+            _tell(connection, claim, "evict", stone["id"], "room", _tokens(words["content"]), _tokens(line))
             new = NewMemory(
                 "result",
                 conversation_scope(str(claim.conversation_id)),

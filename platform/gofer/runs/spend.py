@@ -21,6 +21,7 @@ from gofer.agent.limits import Scope, Short
 from gofer.agent.prices import MICROS
 from gofer.jobs.fence import hold
 from gofer.jobs.queue import Claim
+from gofer.memory.manager import MEMORY
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.tables import JobState, agents, events, in_state, jobs, spends
@@ -154,7 +155,9 @@ def _needed_by_elders(connection: Connection, claim: Claim, scope: Scope, day: s
 def _in_scope(claim: Claim, scope: Scope, day: str) -> ColumnElement[bool]:
     if scope == "conversation":
         return spends.c.conversation_id == claim.conversation_id
-    its_day = (spends.c.agent_id == claim.agent_id) & (spends.c.day == day)
+    its_day = (spends.c.agent_id == (claim.agent_id or "")) & (spends.c.day == day)
+    if scope == "memory":
+        return its_day & spends.c.job_id.in_(select(jobs.c.id).where(jobs.c.kind == MEMORY))
     return its_day & spends.c.background if scope == "background" else its_day
 
 

@@ -16,7 +16,7 @@ from gofer.memory import manager as manager_module
 from gofer.memory import records
 from gofer.memory.audience import audience, new_scope
 from gofer.memory.index import read_index
-from gofer.memory.manager import MEMORY, MemoryManager
+from gofer.memory.manager import MEMORY, Judgement, NoteTidier, by_rule
 from gofer.memory.notes import EVENT
 from gofer.memory.recall import DAMAGED, Recall, Results, reindex
 from gofer.memory.records import NewMemory, turn_id
@@ -38,6 +38,7 @@ from gofer.store.tables import (
 )
 from support.both_databases import slow_on_postgres
 from support.world import World
+from support.world import World, admit
 
 database_url = slow_on_postgres
 
@@ -91,15 +92,6 @@ class Scene:
     async def note(self, scope_id: str, text: str) -> str:
         new = NewMemory("note", scope_id, text, "owner")
         return str((await self.world.run(records.remember, vault=self.world.vault, new=new)).id)
-
-
-def admit(connection: Any, world: World, conversation: str, seq: int, trust: Trust) -> None:
-    here = (messages.c.conversation_id == conversation) & (messages.c.seq == seq)
-    row = connection.execute(select(messages).where(here)).one()
-    key = conversation_key(connection, world.vault, conversation)
-    stored = open_stored(key, row)
-    sealed = seal_message(key, conversation, seq, stored.message, trust, came_by=row.connection_id)
-    connection.execute(update(messages).where(here).values(trust=trust, sealed=sealed))
 
 
 @pytest.fixture
@@ -323,31 +315,122 @@ def pad(connection: Any, world: World, conversation: str, count: int) -> None:
 async def test_notes_that_say_the_same_become_one_in_a_job_that_can_die(scene: Scene) -> None:
     await scene.said("ann-phone", "ann", "hello")
     scope = person_scope(scene.people["ann"])
-    for text in (
-        "Tea at five.",
-        "tea at FIVE",
-        "Tea at six.",
-        "Tea at five!",
-        "I do not like tea",
-        "I do like tea",
-    ):
+    for text in ("Tea at five.", "tea at FIVE", "Tea at six.", "Tea at five!"):
         await scene.note(scope, text)
     await scene.found("ann-phone", "tea")
     (claim,) = await scene.world.claim(pool=SERVICE)
     assert (claim.kind, claim.payload) == (MEMORY, {"scope": scope})
-    manager = MemoryManager(scene.world.database, scene.world.vault)
-    pairs = await scene.world.run(manager_module._repeated, vault=scene.world.vault, scope_id=scope)
-    assert len(pairs) == 2
+    tidier = NoteTidier(scene.world.database, scene.world.vault)
+    found = list(
+        by_rule(await scene.world.run(manager_module._notes, vault=scene.world.vault, scope_id=scope))
+    )
+    assert len(found) == 2
     # One is merged, then the process dies; whoever goes on merges the rest and nothing twice.
-    await scene.world.run(manager_module._merge, vault=scene.world.vault, kept=pairs[0][0], gone=pairs[0][1])
-    assert await manager.tidy(scope) == 1
-    assert await manager.tidy(scope) == 0
+    await scene.world.run(manager_module._merge, vault=scene.world.vault, found=found[0])
+    assert await tidier.tidy(scope) == 1
+    assert await tidier.tidy(scope) == 0
     left = await scene.found("ann-phone", "tea")
-    assert sorted(left) == ["I do like tea", "I do not like tea", "Tea at five!", "Tea at six."]
+    assert sorted(left) == ["Tea at five!", "Tea at six."]
     told = await scene.world.rows(select(events.c.data).where(events.c.kind == EVENT))
     merges = [row.data for row in told if row.data["what"] == "merge"]
     assert len(merges) == 2
     assert all(each["tokens_before"] > each["tokens_after"] for each in merges)
+
+
+RELATED = {
+    # The older note, the newer one, and what becomes of the two by rule.
+    ("The code of the garden gate is 1234.", "The code of the garden gate is 5678."): "contradiction",
+    ("Ann's boat is called Gannet", "Ann's boat is called Puffin"): "contradiction",
+    ("Das Boot von Ann heißt Tölpel", "Das Boot von Ann heißt Möwe"): "contradiction",
+    ("Ann likes strong coffee", "Ann does not like strong coffee"): "contradiction",
+    ("The office opens at 9 in the morning", "In the morning the office opens at 9!"): "merge",
+    ("Ann's old cat is black", "Ann's old cat is hungry"): "",
+    ("The meeting is on Monday", "The meeting is in room 5"): "",
+    ("The office opens at 9", "The office opens at 10"): "",
+    ("Backup runs on host alpha3", "Backup runs on host alpha4"): "",
+}
+
+
+@pytest.mark.parametrize("pair", RELATED)
+async def test_what_two_notes_are_to_each_other_by_rule(scene: Scene, pair: tuple[str, str]) -> None:
+    scope = person_scope(scene.people["ann"])
+    older, newer = [await scene.note(scope, text) for text in pair]
+    assert await NoteTidier(scene.world.database, scene.world.vault).tidy(scope) == bool(RELATED[pair])
+    kept = [note.id for note in await in_force(scene, scope)]
+    assert kept == ([newer] if RELATED[pair] else sorted((older, newer), key=kept.index))
+    assert (await resolved(scene, older, scope)).text == pair[0], "the older can still be read"
+    told = await scene.world.rows(select(events.c.data).where(events.c.kind == EVENT))
+    assert [(row.data["what"], row.data["id"]) for row in told] == (
+        [(RELATED[pair], newer)] if RELATED[pair] else []
+    )
+
+
+async def in_force(scene: Scene, scope: str) -> list[records.Memory]:
+    found: list[records.Memory] = await scene.world.run(
+        records.in_force, vault=scene.world.vault, scope_id=scope, kind="note"
+    )
+    return found
+
+
+async def resolved(scene: Scene, memory_id: str, scope: str) -> records.Memory:
+    found: records.Memory = await scene.world.run(
+        records.resolve, vault=scene.world.vault, memory_id=memory_id, scopes=(scope,)
+    )
+    return found
+
+
+async def test_what_a_newer_note_took_the_place_of_can_be_restored_and_stays_then(scene: Scene) -> None:
+    scope, world = person_scope(scene.people["ann"]), scene.world
+    await scene.said("ann-phone", "ann", "hello")
+    older = await scene.note(scope, "The code of the gate is 1234")
+    newer = await scene.note(scope, "The code of the gate is 5678")
+    tidier = NoteTidier(world.database, world.vault)
+    assert await tidier.tidy(scope) == 1
+    assert await scene.found("ann-phone", "code of the gate") == ["The code of the gate is 5678"]
+    await world.run(records.restore, vault=world.vault, memory_id=older, scopes=(scope,))
+    assert await tidier.tidy(scope) == 0, "somebody has decided"
+    assert {note.id for note in await in_force(scene, scope)} == {older, newer}
+    assert len(await scene.found("ann-phone", "code of the gate")) == 2
+
+
+async def test_nobodys_word_takes_the_place_of_a_more_trusted_ones(scene: Scene) -> None:
+    scope, world = person_scope(scene.people["ann"]), scene.world
+    for text, trust, untrusted in (
+        ("The code of the gate is 1234", "owner", False),
+        ("The code of the gate is 5678", "member", False),
+        ("The code of the gate is 9999", "stranger", True),
+    ):
+        new = NewMemory("note", scope, text, trust, untrusted=untrusted)
+        await world.run(records.remember, vault=world.vault, new=new)
+    assert await NoteTidier(world.database, world.vault).tidy(scope) == 0
+
+
+async def test_a_model_judges_what_no_rule_can_and_says_what_long_notes_are_about(scene: Scene) -> None:
+    scope, world = person_scope(scene.people["ann"]), scene.world
+    older = await scene.note(scope, "Ann's old cat is black")
+    newer = await scene.note(scope, "Ann's old cat is white")
+    long = await scene.note(scope, "Well, where shall I begin. " * 30 + "The pump needs oil in March.")
+    asked: list[Any] = []
+
+    async def judge(pairs: Any, texts: Any) -> Judgement:
+        asked.append((pairs, texts))
+        return Judgement(["contradicts"] * len(pairs), ["when the pump\nneeds oil"] * len(texts))
+
+    tidier = NoteTidier(world.database, world.vault)
+    assert await tidier.tidy(scope, judge) == 1
+    assert asked[0][0] == [("Ann's old cat is white", "Ann's old cat is black")]
+    found = {note.id: note.gist for note in await in_force(scene, scope)}
+    assert older not in found
+    assert found[long] == "when the pump needs oil"
+    assert newer in found
+    assert await tidier.tidy(scope, judge) == 0
+    assert len(asked) == 1, "what is decided is not asked again"
+
+    async def without_money(pairs: Any, texts: Any) -> None:
+        return None
+
+    await scene.note(scope, "Ann's old cat is grey")
+    assert await tidier.tidy(scope, without_money) == 0
 
 
 async def test_of_the_same_note_many_times_one_job_is_made(scene: Scene) -> None:

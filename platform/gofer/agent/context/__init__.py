@@ -110,6 +110,10 @@ class Compressor(Protocol):
         """Leave out everything that tools have returned."""
         ...
 
+    def fullness(self, history: Sequence[ConversationMessage], more: int) -> float:
+        """How much of their room these messages take, with so many tokens more."""
+        ...
+
 
 class Assembler(Protocol):
     """Builds requests."""
@@ -165,6 +169,12 @@ class WholeContext:
 
     def clear(self, state: State) -> list[Point]:
         return self.compressor.clear(state)
+
+    async def fullness(self, state: State) -> float:
+        """How much of its room the history of the next run will take, as far as this run knows."""
+        blocks = [block for round_ in state.rounds for block in (*round_.input, *(round_.answer or ()))]
+        own = sum(block_size(block) for block in blocks if block["type"] == "text")
+        return self.compressor.fullness(await self.provider.history(state), own)
 
     async def request(self, state: State, go: Go) -> ModelRequest:
         return await self.assembler.request(state, merge(await self._messages(state)), go)

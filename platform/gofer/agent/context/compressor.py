@@ -132,6 +132,18 @@ class PlainCompressor:
             return self._clear(state, size)
         return []
 
+    async def sum_up(
+        self, state: State, before: Summary | None, history: Sequence[ConversationMessage], share: float
+    ) -> Point | None:
+        """SUMMARIZE ahead of time, between runs: the older half of the messages, once they fill that share of their
+        room."""
+        if self._history_size(history) <= share * self._most_history:
+            return None
+        return await self._compact_history(state, before, history)
+
+    def fullness(self, history: Sequence[ConversationMessage], more: int) -> float:
+        return (self._history_size(history) + more) / self._most_history
+
     def _history_size(self, history: Sequence[ConversationMessage]) -> int:
         return sum(text_size(said.text) for said in history)
 
@@ -229,6 +241,7 @@ class PlainCompressor:
                 **await self._rules(before, old, gone),
                 "asked": self._asked(pinned, gone),
                 "covers_to": covers_to,
+                "size": self._history_size(old) + sum(round_size(round_, state) for round_ in gone),
                 "history_after": old[-1].seq if old else state.history_after,
                 "kept_from": kept_from,
                 "narrowed": tainted or any(said.has_strangers_words for said in old),
@@ -381,7 +394,7 @@ class ModelSummariser:
         size = text_size(text) + dense_extra(text) + text_size(SYSTEM)
         if not await self._limits.afford(state, size, most):
             return None
-        turn = await self._ask(text, most)
+        turn = await asked_model(self._model, SYSTEM, text, most)
         cost = self._limits.cost(turn.model, turn.usage) if turn else 0
         await self._limits.settle_summary(state, cost, turn.model if turn else self._model.name)
         if turn is None:
@@ -389,20 +402,22 @@ class ModelSummariser:
         words = "\n".join(texts(turn.content)).strip()
         return Condensed(words if all(head in words for head in HEADINGS) else "", turn.usage, cost)
 
-    async def _ask(self, text: str, most: int) -> Turn | None:
-        request = ModelRequest(
-            system=SYSTEM,
-            tools=(),
-            messages=({"role": "user", "content": [{"type": "text", "text": text}]},),
-            max_tokens=most,
-        )
-        try:
-            async for event in self._model.stream(request):
-                if isinstance(event, Turn):
-                    return event
-        except ModelError:
-            return None
+
+async def asked_model(model: Model, system: str, text: str, most: int) -> Turn | None:
+    """What a model says to a text, without tools; None when it fails."""
+    request = ModelRequest(
+        system=system,
+        tools=(),
+        messages=({"role": "user", "content": [{"type": "text", "text": text}]},),
+        max_tokens=most,
+    )
+    try:
+        async for event in model.stream(request):
+            if isinstance(event, Turn):
+                return event
+    except ModelError:
         return None
+    return None
 
 
 def fit_parts(parts: Sequence[str], limit: int) -> str:
