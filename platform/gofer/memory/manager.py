@@ -44,10 +44,11 @@ _SAME, _ALIKE = 0.85, 0.5
 """Share of words that two notes have in common: to say the same, and to be worth a model's look."""
 _PENDING = in_state(JobState.READY, JobState.BLOCKED, JobState.RUNNING, JobState.SCHEDULED, JobState.WAITING)
 _WORDS = re.compile(r"\w+")
-_NEGATIONS = frozenset(
-    ("not", "no", "never", "none", "dont", "doesnt", "isnt", "nicht", "kein", "keine", "keinen", "nie", "pas")
-    + ("jamais", "nunca", "non", "mai", "não", "geen", "niet", "не", "нет")
-)
+_NEGATIONS = frozenset({
+    "not", "no", "never", "none", "dont", "doesnt", "isnt", "nicht", "kein",
+    "keine", "keinen", "nie", "pas", "jamais", "nunca", "non", "mai", "não",
+    "geen", "niet", "не", "нет",
+})  # fmt: skip
 _IS = r"(?:is|are|was|ist|sind|est|sont|es|son|é|è|zijn)(?:\s(?:called|named))?|=|heißt|heisst"
 _STATEMENT = re.compile(rf"(?P<about>\S.{{2,200}}?\s(?:{_IS}))[:\s]\s*(?P<value>\S.{{0,80}})", re.I | re.S)
 _NAMES = re.compile(r"(?:called|named|heißt|heisst)$", re.I)
@@ -77,7 +78,7 @@ def ensure_job(connection: Connection, lane: str, payload: dict[str, str], delay
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Replacement:
     """Two notes of which the newer takes the older's place."""
 
     kept: Memory
@@ -135,14 +136,14 @@ class NoteTidier:
         for (newer, older), verdict in zip(pairs, said.verdicts, strict=False):
             what = {"same": "merge", "contradicts": "contradiction"}.get(verdict)
             if what and may_replace(newer, older):
-                found.append(Finding(newer, older, what, f"a model says so of {older.id}"))
+                found.append(Replacement(newer, older, what, f"a model says so of {older.id}"))
         for each in found:
             await self._apply(each)
         for note, about in zip(long, said.gists, strict=False):
             await self._database.write(partial(_keep_gist, vault=self._vault, note=note, about=about))
         return len(found)
 
-    async def _apply(self, found: Finding) -> None:
+    async def _apply(self, found: Replacement) -> None:
         await self._database.write(partial(_merge, vault=self._vault, found=found))
         crash_point("memory.tidied")
 
@@ -160,7 +161,7 @@ def _notes(connection: Connection, vault: Vault, scope_id: str) -> list[Memory]:
     return [opened(keys, row) for row in connection.execute(query).all()]
 
 
-def by_rule(newest_first: Sequence[Memory]) -> Iterator[Finding]:
+def by_rule(newest_first: Sequence[Memory]) -> Iterator[Replacement]:
     """What rules find: the same words, nearly the same words, another value for the same thing, and its opposite."""
     gone: set[str] = set()
     words: dict[str, Memory] = {}
@@ -169,17 +170,17 @@ def by_rule(newest_first: Sequence[Memory]) -> Iterator[Finding]:
         kept = words.setdefault(f"{note.untrusted} {said}", note)
         if kept is not note:
             gone.add(note.id)
-            yield Finding(kept, note, "merge", f"says the same as {note.id}", forgets=True)
+            yield Replacement(kept, note, "merge", f"says the same as {note.id}", forgets=True)
     left = [note for note in newest_first if note.id not in gone]
     for newer, older, share in _near(left, _ALIKE):
         if newer.id in gone or older.id in gone or not may_replace(newer, older):
             continue
         if _contradicts(newer.text, older.text):
             gone.add(older.id)
-            yield Finding(newer, older, "contradiction", f"is newer than {older.id} and says otherwise")
+            yield Replacement(newer, older, "contradiction", f"is newer than {older.id} and says otherwise")
         elif share >= _SAME and _figures(newer.text) == _figures(older.text):
             gone.add(older.id)
-            yield Finding(newer, older, "merge", f"says nearly the same as {older.id}")
+            yield Replacement(newer, older, "merge", f"says nearly the same as {older.id}")
 
 
 def alike(newest_first: Sequence[Memory]) -> Iterator[tuple[Memory, Memory]]:
@@ -260,7 +261,7 @@ def _wants_gist(note: Memory) -> bool:
     return len(note.text) > LONG and not note.untrusted and note.gist == gist(note.text)
 
 
-def _merge(connection: Connection, vault: Vault, found: Finding) -> None:
+def _merge(connection: Connection, vault: Vault, found: Replacement) -> None:
     scopes = (found.gone.scope_id,)
     try:
         if found.forgets:
