@@ -78,7 +78,7 @@ def ensure_job(connection: Connection, lane: str, payload: dict[str, str], delay
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
+class NotePair:
     """Two notes of which the newer takes the older's place."""
 
     kept: Memory
@@ -136,14 +136,14 @@ class NoteTidier:
         for (newer, older), verdict in zip(pairs, said.verdicts, strict=False):
             what = {"same": "merge", "contradicts": "contradiction"}.get(verdict)
             if what and may_replace(newer, older):
-                found.append(Replacement(newer, older, what, f"a model says so of {older.id}"))
+                found.append(NotePair(newer, older, what, f"a model says so of {older.id}"))
         for each in found:
             await self._apply(each)
         for note, about in zip(long, said.gists, strict=False):
             await self._database.write(partial(_keep_gist, vault=self._vault, note=note, about=about))
         return len(found)
 
-    async def _apply(self, found: Replacement) -> None:
+    async def _apply(self, found: NotePair) -> None:
         await self._database.write(partial(_merge, vault=self._vault, found=found))
         crash_point("memory.tidied")
 
@@ -161,7 +161,7 @@ def _notes(connection: Connection, vault: Vault, scope_id: str) -> list[Memory]:
     return [opened(keys, row) for row in connection.execute(query).all()]
 
 
-def by_rule(newest_first: Sequence[Memory]) -> Iterator[Replacement]:
+def by_rule(newest_first: Sequence[Memory]) -> Iterator[NotePair]:
     """What rules find: the same words, nearly the same words, another value for the same thing, and its opposite."""
     gone: set[str] = set()
     words: dict[str, Memory] = {}
@@ -170,17 +170,17 @@ def by_rule(newest_first: Sequence[Memory]) -> Iterator[Replacement]:
         kept = words.setdefault(f"{note.untrusted} {said}", note)
         if kept is not note:
             gone.add(note.id)
-            yield Replacement(kept, note, "merge", f"says the same as {note.id}", forgets=True)
+            yield NotePair(kept, note, "merge", f"says the same as {note.id}", forgets=True)
     left = [note for note in newest_first if note.id not in gone]
     for newer, older, share in _near(left, _ALIKE):
         if newer.id in gone or older.id in gone or not may_replace(newer, older):
             continue
         if _contradicts(newer.text, older.text):
             gone.add(older.id)
-            yield Replacement(newer, older, "contradiction", f"is newer than {older.id} and says otherwise")
+            yield NotePair(newer, older, "contradiction", f"is newer than {older.id} and says otherwise")
         elif share >= _SAME and _figures(newer.text) == _figures(older.text):
             gone.add(older.id)
-            yield Replacement(newer, older, "merge", f"says nearly the same as {older.id}")
+            yield NotePair(newer, older, "merge", f"says nearly the same as {older.id}")
 
 
 def alike(newest_first: Sequence[Memory]) -> Iterator[tuple[Memory, Memory]]:
@@ -261,7 +261,7 @@ def _wants_gist(note: Memory) -> bool:
     return len(note.text) > LONG and not note.untrusted and note.gist == gist(note.text)
 
 
-def _merge(connection: Connection, vault: Vault, found: Replacement) -> None:
+def _merge(connection: Connection, vault: Vault, found: NotePair) -> None:
     scopes = (found.gone.scope_id,)
     try:
         if found.forgets:
