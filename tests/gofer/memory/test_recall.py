@@ -37,7 +37,6 @@ from gofer.store.tables import (
     secrets,
 )
 from support.both_databases import slow_on_postgres
-from support.world import World
 from support.world import World, admit
 
 database_url = slow_on_postgres
