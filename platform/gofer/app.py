@@ -31,6 +31,8 @@ from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import GoferError
 from gofer.goals.handler import GoalDriver, goal_apology
 from gofer.goals.requests import GoalTools
+from gofer.goals.tasks import TaskDelegator
+from gofer.goals.worker_runs import WorkerRuns
 from gofer.heartbeat.beats import Beats
 from gofer.heartbeat.nudges import Nudges
 from gofer.heartbeat.runs import HeartbeatRuns
@@ -54,6 +56,7 @@ from gofer.jobs.kinds import (
     RELEASE_NOTICE,
     RELEASE_QUESTION,
     SAY,
+    TASK,
 )
 from gofer.jobs.maintenance import expire_all_leases
 from gofer.jobs.notifications import (
@@ -66,7 +69,7 @@ from gofer.jobs.notifications import (
     Signals,
 )
 from gofer.jobs.outcome import Draft, Outcome
-from gofer.jobs.queue import AGENT, SERVICE, Claim, count_waiting
+from gofer.jobs.queue import AGENT, SERVICE, WORKER, Claim, TaskBounds, count_waiting
 from gofer.jobs.worker import Capacity, Run, Worker
 from gofer.live import Live, SharedLive
 from gofer.logs import RecentLines
@@ -474,6 +477,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         observer=Observers(platform.live, platform.signals, progress),
         recall=platform.recall,
         self_update=partial(_self_update_tools, platform),
+        delegator=TaskDelegator(database, vault, settings.task_queue) if settings.workers_v1 else None,
         goal_tools=GoalTools(database, vault, settings, platform.signals).of_run,
     )
     outbox = Outbox(
@@ -516,6 +520,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         agents=AgentFiles.of(settings),
         show=progress.goal_changed,
     )
+    workers = WorkerRuns(settings=settings, database=database, vault=vault, answerer=answerer)
     proposals = Proposals(
         database=database, vault=vault, accounts=platform.accounts, directory=settings.data_dir / "agents"
     )
@@ -549,6 +554,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
             SAY: scheduled.handle,
             PROPOSAL: proposals.handle,
             GOAL: driver.handle,
+            TASK: workers.handle,
             POST: posts.handle,
             RELEASE_BUILD: partial(_build_release, platform),
             RELEASE_QUESTION: partial(_handle_release, platform, "ask"),
@@ -564,7 +570,8 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         },
         apology=_apology,
         capacity=Capacity(
-            slots={AGENT: settings.slots, SERVICE: SERVICE_SLOTS},
+            slots={AGENT: settings.slots, SERVICE: SERVICE_SLOTS, WORKER: settings.worker_slots},
+            tasks=TaskBounds(settings.max_tasks, settings.agent_tasks),
             lease=settings.lease,
             poll_interval=settings.poll_interval,
             stop_within=settings.stop_within,

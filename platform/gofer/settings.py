@@ -140,6 +140,22 @@ class Settings(BaseSettings):
         ge=1,
         description="Seconds without a message after which a conversation is summed up in the background.",
     )
+    workers_v1: bool = Field(
+        default=True,
+        description="Whether runs may delegate tasks to worker runs. Off: there is no `delegate`.",
+    )
+    workers: Literal["model", "local"] = Field(
+        default="model",
+        description="model: worker runs call models. local: only planners do; research and status are done by rule.",
+    )
+    worker_slots: int = Field(default=4, ge=1, le=1000, description="Tasks one process works on at once.")
+    max_tasks: int | None = Field(
+        default=None, ge=1, description="Tasks all processes together work on at once."
+    )
+    agent_tasks: int = Field(default=4, ge=1, description="Tasks of one agent that are worked on at once.")
+    task_queue: int = Field(
+        default=32, ge=1, description="Tasks of one agent that may wait; a run that wants more is refused."
+    )
     max_goals: int = Field(
         default=32, ge=1, le=1000, description="Goals of one agent that may be under way at once."
     )

@@ -68,6 +68,12 @@ class ToolResult:
     """Files changed, a plan item moved or a message was delivered, whatever the content looks like."""
     question: Question | None = None
     """Ask a person and wait; the answer becomes the call's result."""
+    delegation: tuple[NewTask, ...] = ()
+    """Have these tasks done and wait; their results become the call's result."""
+    ends: bool = False
+    """The run ends with this content."""
+    cost: int = 0
+    """What it has cost, in millionths of a dollar, where others paid for the run."""
     pieces: tuple[str | Mapping[str, Any], ...] = ()
     """Of what is recalled: the content as words of ours and as places in memories (id, version, start, end). The
     journal keeps these instead, so that purging a memory takes it out of every run that has recalled it."""
@@ -81,6 +87,16 @@ class Question:
     choices: tuple[str, ...] = ()
     expires_after: float | None = None
     """Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A piece of work to give to a worker run."""
+
+    kind: str
+    """research or execution."""
+    title: str
+    instructions: str
 
 
 @dataclass(frozen=True, slots=True)

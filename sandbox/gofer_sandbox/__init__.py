@@ -20,7 +20,7 @@ from gofer_sandbox.errors import (
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.local import Box
-from gofer_sandbox.provider import Capabilities, Feature, Gate, Provider, Report
+from gofer_sandbox.provider import Capabilities, Feature, Gate, Provider, Report, Share
 from gofer_sandbox.reaper import reap
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.result import Page, Result
@@ -49,6 +49,7 @@ __all__ = [
     "SandboxError",
     "SandboxGone",
     "SandboxOwned",
+    "Share",
     "StartFailed",
     "Unconfined",
     "reap",

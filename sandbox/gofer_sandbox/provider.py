@@ -97,6 +97,17 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """The workspace of another session, to be used by this one as well. That session lives as long as this one, so that
+    its user stays its own."""
+
+    workspace: Path
+    uid: int
+    gid: int
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Spec:
     """What a new sandbox shall be."""
 
@@ -112,11 +123,13 @@ class Spec:
     """What this sandbox was before, when it is made again."""
     survives: bool = True
     """Whether it goes on when its server dies; else it ends with it."""
+    share: Share | None = None
+    """The other session whose workspace it uses, if it has none of its own."""
 
     @property
     def workspace(self) -> Path:
         """The directory the sandbox sees as /workspace."""
-        return self.directory / "workspace"
+        return self.share.workspace if self.share else self.directory / "workspace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +183,8 @@ class Provider(Protocol):
     name: str
     reserve: int
     """Free space of the machine, in bytes, below which no workspace may grow."""
+    shares: bool
+    """Whether a session may use another one's workspace."""
 
     @property
     def base(self) -> Path:

@@ -26,7 +26,7 @@ from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.local import Box
 from gofer_sandbox.output import page, prune
-from gofer_sandbox.provider import Capabilities, Gate, Process, Provider, Spec
+from gofer_sandbox.provider import Capabilities, Gate, Process, Provider, Share, Spec
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.result import Page, Result
 from gofer_sandbox.session import Session
@@ -57,11 +57,13 @@ class Sandbox:
         gate: Gate | None = None,
         ephemeral: bool = False,
         survives: bool = True,
+        share: Share | None = None,
     ) -> None:
         """`directory` is where the workspace is kept; without one, or when it is `ephemeral`, it goes with the
         sandbox. `readonly` are further host paths to show inside. `environment` must hold no secrets, for
         whatever runs inside can read it. `gate` opens the network; without one there is none. One that does not
-        `survive` ends with the process that made it, however that ends, where its provider can see to that."""
+        `survive` ends with the process that made it, however that ends, where its provider can see to that. `share` is
+        another session's workspace to use instead of one of its own; such a sandbox cannot be attached to again."""
         self._provider: Provider = provider or Bubblewrap()
         self._directory = None if directory is None else Path(directory).absolute()
         self._limits = limits or Limits()
@@ -72,6 +74,7 @@ class Sandbox:
         self._created = time.time()
         self._ephemeral = ephemeral or directory is None
         self._survives = survives
+        self._share = share
         self._session: Session | None = None
         self._journal: Journal | None = None
         self._lock = asyncio.Lock()
@@ -114,6 +117,7 @@ class Sandbox:
             readonly=self._readonly,
             previous=previous.reference if previous else None,
             survives=self._survives,
+            share=self._share,
         )
         return Session(self._provider, spec, self._journal, self._gate)
 
@@ -321,7 +325,7 @@ class Sandbox:
         """The host's side of /workspace."""
         if self._directory is None:
             raise SandboxClosed
-        return self._directory / "workspace"
+        return self._share.workspace if self._share else self._directory / "workspace"
 
     @property
     def record(self) -> Record:

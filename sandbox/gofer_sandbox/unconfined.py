@@ -80,6 +80,7 @@ class Unconfined:
     """Makes shells that are not sandboxes."""
 
     name = "unconfined"
+    shares = True
 
     def __init__(self, reserve: int = RESERVE) -> None:
         """`reserve` is the free space of the machine below which no workspace may grow."""

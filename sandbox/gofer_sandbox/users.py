@@ -19,6 +19,8 @@ def claim(base: Path, spec: Spec) -> tuple[int, int]:
     """The session's user and group id."""
     if os.geteuid() != 0:
         return os.geteuid(), os.getegid()
+    if spec.share:
+        return spec.share.uid, spec.share.gid
     wanted = spec.previous.uid if spec.previous else spec.workspace.stat().st_uid
     uid = _free_id(base / "uids", spec.id, wanted)
     return uid, uid

@@ -240,6 +240,32 @@ class Questions(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class TaskResults:
+    """What came of the tasks of one call, for the model."""
+
+    text: str
+    failed: bool = False
+    """None of them was done."""
+    untrusted: bool = False
+    """Strangers' words may be in it."""
+    cost: int = 0
+    """Millionths of a dollar."""
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+class Delegations(Protocol):
+    """Tasks that a run gives to worker runs."""
+
+    async def refusal(self, count: int) -> str:
+        """Why so many tasks cannot be taken on now; empty when they can."""
+        ...
+
+    async def results(self, call_id: str) -> TaskResults | None:
+        """What came of the tasks of a call; None while they are not over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Covers:
     """Which messages woke the job."""
 

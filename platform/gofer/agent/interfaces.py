@@ -94,6 +94,10 @@ class Limits(Protocol):
         """Replace the money set aside for the call by what it has cost."""
         ...
 
+    def money_left(self, state: State) -> int | None:
+        """Millionths of a dollar that the job may still cost; None for no bound."""
+        ...
+
     def time_left(self, state: State) -> float:
         """Seconds of working time that are left."""
         ...

@@ -47,13 +47,14 @@ KINDS: Mapping[str, Kind] = {
         "A tool's service asks us to wait: the run does, and the call is made again.", frozenset({"detail"})
     ),
     "run.asked": Kind("The run waits for a person.", frozenset({"text", "choices"})),
+    "run.delegated": Kind("The run waits for tasks that it delegated.", frozenset({"tasks"})),
     "context.cleared": Kind("The results of old tool calls went from the prompt.", frozenset({"evicted"})),
     "context.checkpoint": Kind(
         "What is old became a summary.",
         frozenset({"summary", "rules", "asked", "evicted", "covers", "spoken_rules"}),
     ),
     "run.warned": Kind("A budget is nearly used up.", frozenset({"sentence"})),
-    "run.answered": Kind("The run ended with an answer.", frozenset({"text"})),
+    "run.answered": Kind("The run ended with an answer.", frozenset({"text", "result"})),
     "run.stopped": Kind(
         "The run ended without one: a limit, a refusal, or somebody's word.", frozenset({"sentence", "text"})
     ),

@@ -16,7 +16,7 @@ from gofer.agent.model import Usage
 from gofer.agent.prices import MICROS, Price, Prices
 from gofer.agent.state import State
 
-Scope = Literal["day", "conversation", "background", "memory"]
+Scope = Literal["day", "conversation", "background", "memory", "goal"]
 WRAP_UP_TOKENS = 3000
 """Models that always think need room for that before the first word."""
 MIN_TOKENS = 512
@@ -217,6 +217,11 @@ class JobLimits:
             return False
         return await self._reserve(state, f"summary:{state.compactions + 1}", amount, after) is None
 
+    def money_left(self, state: State) -> int | None:
+        """What the job may still cost; None for no bound."""
+        cap = self._job_cap(state)
+        return max(0, cap - state.spent - state.reserved) if cap else None
+
     def time_left(self, state: State) -> float:
         """Seconds of active time; what a tool may use at most."""
         return max(0.0, self._settings.active_minutes * 60 - state.active_ms / 1000)
@@ -325,6 +330,9 @@ def _scope_halt(short: Short, needed: int, settings: LimitSettings) -> Halt:
         case "memory":
             budget = f"This agent's budget of ${settings.memory_day_dollars:.2f} a day for its memories"
             then = "It begins anew tomorrow; memory_day_dollars of the agent raises it."
+        case "goal":
+            budget = "The budget of this goal"
+            then = "Whoever wants it can give it more."
         case "conversation":
             budget = f"The budget of ${settings.conversation_dollars:.2f} for this conversation"
             then = "Go on in another one, or raise conversation_dollars of the agent."

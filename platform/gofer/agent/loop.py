@@ -17,6 +17,7 @@ from gofer.agent.context.operations import Piece, reminder
 from gofer.agent.conversation import (
     ConversationMessage,
     Covers,
+    Delegations,
     Inbox,
     Memories,
     Questions,
@@ -29,7 +30,7 @@ from gofer.agent.journal import Journal
 from gofer.agent.limits import Go, Halt, Note
 from gofer.agent.loop_detection import LoopFinding, detect_loop
 from gofer.agent.model import Block, Model
-from gofer.agent.outcome import Answered, Asked, Failed, Outcome, Stopped
+from gofer.agent.outcome import Answered, Asked, Delegated, Failed, Outcome, Stopped
 from gofer.agent.state import Listener, Recorder, recalled_block, texts
 from gofer.agent.tools.output import Masker
 from gofer.agent.transcript import MAX_TEXT, note, quotes, render
@@ -64,6 +65,7 @@ class Loop:
         questions: Questions,
         covers: Covers,
         memories: Memories | None = None,
+        delegations: Delegations | None = None,
         mask: Masker,
         listen: Listener = lambda kind, data: None,
     ) -> None:
@@ -72,7 +74,7 @@ class Loop:
         self._context = context
         self._inbox = inbox
         self._covers = covers
-        self._tool_calls = ToolCalls(self._record, tools, limits, inbox, questions)
+        self._tool_calls = ToolCalls(self._record, tools, limits, inbox, questions, delegations)
         self._model_call = ModelCall(self._record, model, limits, context, mask)
         self._turn_input = TurnInput(self._record, context, inbox, memories)
 
@@ -93,7 +95,7 @@ class Loop:
         """How much of its room the history of the next run will take."""
         return await self._context.fullness(self._record.state)
 
-    async def _step(self) -> Asked | Failed | None:
+    async def _step(self) -> Asked | Delegated | Failed | None:
         """Do the next thing, decided by the state alone."""
         state = self._record.state
         if await self._conclude():
@@ -113,6 +115,12 @@ class Loop:
         last = state.rounds[-1] if state.rounds else None
         if last is None or not last.stop:
             return False
+        ended_by = [call.result for call in last.calls if call.result is not None and call.result.get("ends")]
+        if ended_by and not state.pending:
+            result = ended_by[0]["details"].get("task_result", {})
+            end = {"text": ended_by[0]["content"], "included_to": state.included_to, "result": result}
+            await self._record("run.answered", end)
+            return True
         text = (state.partial + "".join(texts(last.answer or []))).strip()
         if last.stop == "refusal":
             await self._stop(Halt("model.refused", "The model declined to do this."), text)
@@ -178,7 +186,8 @@ class Loop:
         data = end.data
         if end.kind == "run.answered":
             state = self._record.state
-            return Answered(data["text"], data["included_to"], state.warning, state.narrowed)
+            result = data.get("result")
+            return Answered(data["text"], data["included_to"], state.warning, state.narrowed, result)
         text = "\n\n".join(part for part in (data["text"], data["sentence"]) if part)
         return Stopped(data["code"], data["sentence"], text, data["included_to"], self._record.state.narrowed)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from gofer.tool import Question
+from gofer.tool import NewTask, Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,8 @@ class Answered:
     """That a limit of the job is nearly reached, for whoever reads the answer."""
     narrowed: bool = False
     """Strangers' text was read, so what goes out must not act."""
+    result: Mapping[str, Any] | None = None
+    """What a tool ended the run with, if one did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,20 @@ class Asked:
     seen_to: int
     """The last message the run has seen; a later one may be the answer."""
     narrowed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delegated:
+    """The agent delegated tasks. Have them done, and run the job again when all are over."""
+
+    call_id: str
+    tasks: tuple[NewTask, ...]
+    included_to: int
+    trust: str
+    narrowed: bool
+    background: bool
+    budget: int | None = None
+    """Millionths of a dollar that the tasks may cost together; None for no bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +72,4 @@ class Failed:
     """The provider or a breaker asked us to wait: it counts as no try."""
 
 
-Outcome = Answered | Asked | Stopped | Failed
+Outcome = Answered | Asked | Delegated | Stopped | Failed

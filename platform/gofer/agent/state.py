@@ -34,6 +34,8 @@ class Call:
     """The data of its `tool.finished`."""
     asked: dict[str, Any] | None = None
     """The data of its `run.asked`."""
+    delegated: dict[str, Any] | None = None
+    """The data of its `run.delegated`."""
     delays: int = 0
     """How often its service made us wait."""
 
@@ -246,6 +248,12 @@ def _question_asked(state: State, event: JournalEvent) -> None:
         call.asked = event.data
 
 
+def _delegated(state: State, event: JournalEvent) -> None:
+    call = state.call(event.data["call_id"])
+    if call is not None:
+        call.delegated = event.data
+
+
 def _tool_delayed(state: State, event: JournalEvent) -> None:
     call = state.call(event.data["call_id"])
     if call is not None:
@@ -265,6 +273,7 @@ def _tool_finished(state: State, event: JournalEvent) -> None:
     step.polling = step.polling or data["polling"]
     step.progress = step.progress or data["progress"]
     state.narrowed = state.narrowed or data["untrusted"]
+    state.spent += data.get("cost", 0)
     state.plan = data["details"].get("plan", state.plan)
 
 
@@ -339,6 +348,7 @@ _APPLY: dict[str, Callable[[State, JournalEvent], None]] = {
     "tool.finished": _tool_finished,
     "tool.delayed": _tool_delayed,
     "run.asked": _question_asked,
+    "run.delegated": _delegated,
     "context.cleared": _cleared,
     "context.checkpoint": _checkpoint,
     "run.warned": _warned,

@@ -13,17 +13,17 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from gofer.agent.context import CHARACTERS_PER_TOKEN
-from gofer.agent.conversation import ConversationMessage, Inbox, QuestionAnswer, Questions
+from gofer.agent.conversation import ConversationMessage, Delegations, Inbox, QuestionAnswer, Questions
 from gofer.agent.interfaces import Context, Limits, Ran, Surroundings, Tools
 from gofer.agent.limits import Go, Halt
 from gofer.agent.loop_detection import call_sig, result_sig
 from gofer.agent.model import Attempted, Block, Delta, Model, ModelError, ModelRequest, Turn, Usage
 from gofer.agent.models.output import with_unique_ids
-from gofer.agent.outcome import Asked, Failed
+from gofer.agent.outcome import Asked, Delegated, Failed
 from gofer.agent.state import Call, Recorder
 from gofer.agent.tools.output import Masker, Masking
 from gofer.agent.transcript import OUTCOME_UNKNOWN, name, plain, quotes
-from gofer.tool import Question, Tier, ToolResult
+from gofer.tool import NewTask, Question, Tier, ToolResult
 
 SLOW_AFTER = 30.0
 """Seconds without a word of the model after which people are told that it takes long."""
@@ -42,6 +42,7 @@ SERVICE_WAIT = "service.wait"
 MAX_DELAYS = 10
 """Delays of one call, after which the model is told instead."""
 WROTE_INSTEAD = "They did not answer the question itself, but wrote what follows."
+NO_WORKERS = "Tasks cannot be delegated any more. Do it yourself."
 NOBODY_ANSWERED = "Nobody answered in time. Go on without, or end with what you have."
 Stop = Callable[[Halt], Awaitable[None]]
 
@@ -206,22 +207,29 @@ class ToolCalls:
     """Runs the tool calls that the model asked for."""
 
     def __init__(
-        self, record: Recorder, tools: Tools, limits: Limits, inbox: Inbox, questions: Questions
+        self,
+        record: Recorder,
+        tools: Tools,
+        limits: Limits,
+        inbox: Inbox,
+        questions: Questions,
+        delegations: Delegations | None = None,
     ) -> None:
         self._record = record
         self._tools = tools
         self._limits = limits
         self._inbox = inbox
         self._questions = questions
+        self._delegations = delegations
         self.stopping = asyncio.Event()
 
-    async def act(self) -> Asked | Failed | None:
-        """Give every pending call its result; or say that one of them waits for a person or a service."""
+    async def act(self) -> Asked | Delegated | Failed | None:
+        """Give every pending call its result; or say that one of them waits: for a person, for tasks, for a service."""
         for group in self._groups(self._record.state.pending):
             waiting = [one for one in await asyncio.gather(*map(self._one, group)) if one is not None]
             if waiting:
                 # A person may answer at any time; a service says when to come back.
-                asked = [one for one in waiting if isinstance(one, Asked)]
+                asked = [one for one in waiting if isinstance(one, Asked | Delegated)]
                 return asked[0] if asked else waiting[-1]
         return None
 
@@ -231,9 +239,11 @@ class ToolCalls:
             together = list(group)
             yield from [together] if parallel else [[call] for call in together]
 
-    async def _one(self, call: Call) -> Asked | Failed | None:
+    async def _one(self, call: Call) -> Asked | Delegated | Failed | None:
         if call.asked is not None:
             return await self._answer(call)
+        if call.delegated is not None:
+            return await self._results(call)
         if call.started and call.tier != Tier.READ:
             # Before any refusal: its tool may be gone by now, and what it did is as unknown as ever.
             await self._finish(call, await self._tools.recover(call, self._surroundings()) or _unknown(), 0)
@@ -244,7 +254,7 @@ class ToolCalls:
         await self._finish(call, refusal, 0)
         return None
 
-    async def _run(self, call: Call) -> Asked | Failed | None:
+    async def _run(self, call: Call) -> Asked | Delegated | Failed | None:
         parent = self._record.state.rounds[-1].event_id
         if not call.started:
             started = {"call_id": call.id, "name": call.name, "tier": self._tools.tier(call)}
@@ -253,6 +263,13 @@ class ToolCalls:
         ran = await self._tools.run(call, self._surroundings())
         if ran.retry_after is not None and call.delays < MAX_DELAYS:
             return await self._delayed(call, ran.result.content, ran.retry_after)
+        if ran.result.delegation:
+            tasks = [{"kind": one.kind, "title": one.title, "instructions": one.instructions}
+                     for one in ran.result.delegation]  # fmt: skip
+            await self._record(
+                "run.delegated", {"call_id": call.id, "count": len(tasks), "tasks": tasks}, parent
+            )
+            return await self._results(call)
         question = ran.result.question
         if question is None:
             await self._finish(call, ran, int((time.monotonic() - begin) * 1000))
@@ -260,6 +277,26 @@ class ToolCalls:
         data = {"call_id": call.id, "text": question.text, "choices": list(question.choices)}
         await self._record("run.asked", {**data, "expires_after": question.expires_after}, parent)
         return self._asked(call)
+
+    async def _results(self, call: Call) -> Delegated | None:
+        """The results of a call's tasks; or that they are not over."""
+        assert call.delegated is not None
+        found = await self._delegations.results(call.id) if self._delegations is not None else None
+        state = self._record.state
+        if found is None and self._delegations is not None:
+            tasks = tuple(NewTask(**one) for one in call.delegated["tasks"])
+            return Delegated(
+                call.id, tasks, state.included_to, state.trust, state.narrowed, state.background,
+                self._limits.money_left(state),
+            )  # fmt: skip
+        result = ToolResult(NO_WORKERS, is_error=True)
+        if found is not None:
+            result = ToolResult(
+                found.text, is_error=found.failed, untrusted=found.untrusted, progress=not found.failed,
+                cost=found.cost, details=dict(found.details),
+            )  # fmt: skip
+        await self._finish(call, Ran(result, "error" if result.is_error else "ok"), 0)
+        return None
 
     async def _delayed(self, call: Call, detail: str, after: float) -> Failed:
         data = {"call_id": call.id, "name": call.name[:200], "after": after, "detail": detail}
@@ -323,6 +360,8 @@ class ToolCalls:
             "call_sig": call_sig(call.name, call.input),
             "result_sig": result_sig(result),
             "took_ms": took_ms,
+            "cost": result.cost,
+            "ends": result.ends,
         }
         await self._record("tool.finished", data, self._record.state.rounds[-1].event_id)
 

@@ -155,12 +155,12 @@ def planner_tools(known: Sequence[KnownTask]) -> list[Tool[Any]]:
                 f"This plan cannot be carried out:\n{faults}\nSubmit a better one.", is_error=True
             )
         result = {"outcome": "done", "plan": arguments.model_dump()}
-        return ToolResult("The plan is taken.", details={"task_result": result}, progress=True)
+        return ToolResult("The plan is taken.", details={"task_result": result}, ends=True, progress=True)
 
     async def ask(arguments: AskPersonArguments, context: ToolContext) -> ToolResult:
         choices = [choice[:60] for choice in arguments.choices if choice.strip()]
         result = {"outcome": "blocked", "question": arguments.question, "choices": choices}
-        return ToolResult("They are asked.", details={"task_result": result}, progress=True)
+        return ToolResult("They are asked.", details={"task_result": result}, ends=True, progress=True)
 
     return [
         Tool(

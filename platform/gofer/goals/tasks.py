@@ -7,23 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 
+from gofer.agent.conversation import TaskResults
+from gofer.agent.outcome import Delegated
+from gofer.agent.prices import MICROS
 from gofer.errors import NotFound
 from gofer.jobs.children import record_task
+from gofer.jobs.fence import hold
 from gofer.jobs.kinds import TASK
+from gofer.jobs.outcome import NewJob
 from gofer.jobs.queue import WORKER, Claim, submit
+from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.encryption import conversation_key, seal, unseal
 from gofer.store.ids import new_id
+from gofer.store.locks import lock_conversation
 from gofer.store.tables import jobs, tasks
+from gofer.tool import NewTask
 from gofer.vault.envelope import DataKey, Vault
 
 OVER = frozenset({"done", "failed", "blocked", "dropped"})
 """States in which a task has ended; a blocked one waits for the planner, which makes another."""
-EXECUTION = "execution"
+RESEARCH, EXECUTION, STATUS = "research", "execution", "status"
+QUEUED = "queued"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,14 @@ class TaskRecord:
     trust: str
     narrowed: bool
     asker: str
+    workspace_id: str
+    agent_id: str
+    message_seq: int | None
+    """The message that asked: its integration's tools and ways out are the task's."""
+    budget: int | None
+    """Millionths of a dollar that it may cost; None for no bound of its own."""
+    background: bool
+    """Nobody waits for it."""
     result: Mapping[str, Any] | None
     reason: str
     job_id: int | None
@@ -75,6 +93,7 @@ def new_task(
         "trust": goal.trust,
         "narrowed": goal.narrowed,
         "asker": goal.asked_by,
+        "message_seq": goal.message_seq,
     }
     row = connection.execute(
         tasks.insert()
@@ -171,6 +190,11 @@ def opened(key: DataKey, row: Any) -> TaskRecord:
         trust=str(said["trust"]),
         narrowed=bool(said["narrowed"]),
         asker=str(said["asker"]),
+        workspace_id=row.workspace_id,
+        agent_id=row.agent_id,
+        message_seq=said.get("message_seq"),
+        budget=said.get("budget"),
+        background=bool(said.get("background", False)),
         result=result,
         reason=row.reason,
         job_id=row.job_id,
@@ -198,12 +222,14 @@ def finish_task(
     result: Mapping[str, Any],
     *,
     reason: str = "",
+    cost: float = 0,
 ) -> None:
     """End a task with what came of it; nothing when it has ended already."""
     row = find_task(connection, task_id)
     key = conversation_key(connection, vault, row.conversation_id)
     sealed = seal(key, dict(result), "task.result", task_id)
-    _change(connection, task_id, state=state, result=sealed, reason=reason, finished_at=now())
+    ended = {"state": state, "result": sealed, "reason": reason, "cost": cost, "finished_at": now()}
+    _change(connection, task_id, **ended)
 
 
 def drop_task(connection: Connection, task_id: str, reason: str) -> None:
@@ -224,3 +250,171 @@ def _change(connection: Connection, task_id: str, **values: Any) -> None:
     ).one_or_none()
     if row is not None:
         record_task(connection, row)
+
+
+# Tasks that a run delegates.
+
+
+def load_task(connection: Connection, vault: Vault, task_id: str) -> TaskRecord:
+    """A task with its words; raises NotFound when it is gone or purged."""
+    row = find_task(connection, task_id)
+    return opened(conversation_key(connection, vault, row.conversation_id), row)
+
+
+def delegate_tasks(
+    connection: Connection, vault: Vault, claim: Claim, wanted: Delegated, message_seq: int
+) -> list[NewJob]:
+    """Make the tasks of a call, each once, and say which jobs do them. They get the run's trust, and share what is left
+    of its money."""
+    lock_conversation(connection, str(claim.conversation_id))
+    hold(connection, claim)
+    key = conversation_key(connection, vault, str(claim.conversation_id))
+    known = {row.number: row for row in _of_call(connection, claim.id, wanted.call_id)}
+    found = [
+        known.get(number) or _delegate(connection, key, claim, wanted, number, task, message_seq)
+        for number, task in enumerate(wanted.tasks, 1)
+    ]
+    return [_job_of(row) for row in found if row.finished_at is None]
+
+
+def _delegate(
+    connection: Connection,
+    key: DataKey,
+    claim: Claim,
+    wanted: Delegated,
+    number: int,
+    task: NewTask,
+    message_seq: int,
+) -> Any:
+    task_id = new_id("task")
+    said = {
+        "title": task.title,
+        "instructions": task.instructions,
+        "kind": task.kind,
+        "trust": wanted.trust,
+        "narrowed": wanted.narrowed,
+        "background": wanted.background,
+        "asker": "",
+        "message_seq": message_seq,
+        "budget": None if wanted.budget is None else wanted.budget // len(wanted.tasks),
+    }
+    row = connection.execute(
+        tasks.insert()
+        .values(
+            id=task_id,
+            workspace_id=claim.workspace_id,
+            conversation_id=claim.conversation_id,
+            agent_id=claim.agent_id,
+            parent_job_id=claim.id,
+            call_id=wanted.call_id,
+            number=number,
+            kind=task.kind,
+            state=QUEUED,
+            needs=[],
+            sealed=seal(key, said, "task", task_id),
+            tries=0,
+            cost=0,
+            reason="",
+            created_at=now(),
+        )
+        .returning(*tasks.c)
+    ).one()
+    record_task(connection, row)
+    return row
+
+
+def _job_of(row: Any) -> NewJob:
+    """The job that does a task. Execution tasks of a conversation are done one after the other."""
+    lane = f"{EXECUTION}:{row.conversation_id}" if row.kind == EXECUTION else f"{TASK}:{row.id}"
+    key = f"{TASK}:{row.id}:1"
+    return NewJob(TASK, lane, key, WORKER, {"task": row.id}, max_attempts=MAX_ATTEMPTS)
+
+
+def _of_call(connection: Connection, job_id: int, call_id: str) -> list[Any]:
+    query = select(tasks).where(tasks.c.parent_job_id == job_id, tasks.c.call_id == call_id)
+    return list(connection.execute(query.order_by(tasks.c.number)).all())
+
+
+class TaskDelegator:
+    """Makes the tasks that runs delegate."""
+
+    def __init__(self, database: Database, vault: Vault, most: int) -> None:
+        self._database = database
+        self._vault = vault
+        self._most = most
+
+    def of_run(self, claim: Claim) -> StoreDelegations:
+        return StoreDelegations(self._database, self._vault, claim, self._most)
+
+    async def make(self, claim: Claim, wanted: Delegated, message_seq: int) -> Sequence[NewJob]:
+        return await self._database.write(
+            partial(delegate_tasks, vault=self._vault, claim=claim, wanted=wanted, message_seq=message_seq)
+        )
+
+
+class StoreDelegations:
+    """The `Delegations` of a run."""
+
+    def __init__(self, database: Database, vault: Vault, claim: Claim, most: int) -> None:
+        self._database = database
+        self._vault = vault
+        self._claim = claim
+        self._most = most
+        """Tasks of an agent that may wait."""
+
+    async def refusal(self, count: int) -> str:
+        waiting = await self._database.read(partial(waiting_tasks, agent_id=self._claim.agent_id))
+        if waiting + count <= self._most:
+            return ""
+        return TOO_MANY.format(waiting=waiting, most=self._most, after=RETRY_AFTER)
+
+    async def results(self, call_id: str) -> TaskResults | None:
+        return await self._database.read(
+            partial(results_of_call, vault=self._vault, claim=self._claim, call_id=call_id)
+        )
+
+
+RETRY_AFTER = 30
+"""Seconds after which somebody whose tasks were refused may ask again."""
+TOO_MANY = (
+    "{waiting} tasks of this agent wait already, and no more than {most} may. Do it yourself, or try again in "
+    "{after} seconds."
+)
+
+
+def waiting_tasks(connection: Connection, agent_id: str | None) -> int:
+    """How many tasks of an agent wait for a worker run."""
+    unfinished = (tasks.c.agent_id == agent_id) & tasks.c.finished_at.is_(None)
+    query = select(func.count()).select_from(tasks).where(unfinished, tasks.c.state == QUEUED)
+    return int(connection.execute(query).scalar_one())
+
+
+def results_of_call(connection: Connection, vault: Vault, claim: Claim, call_id: str) -> TaskResults | None:
+    """What a call's tasks gave, in order, for the model that asked; None while one is not over, or none was made."""
+    rows = _of_call(connection, claim.id, call_id)
+    if not rows or any(row.finished_at is None for row in rows):
+        return None
+    key = conversation_key(connection, vault, str(claim.conversation_id))
+    found = [opened(key, row) for row in rows]
+    return TaskResults(
+        "\n\n".join(told(task) for task in found),
+        failed=all(task.state != "done" for task in found),
+        untrusted=any(bool((task.result or {}).get("narrowed")) for task in found),
+        cost=round(sum(task.cost for task in found) * MICROS),
+        details={"tasks": [{"id": task.id, "kind": task.kind, "state": task.state} for task in found]},
+    )
+
+
+def told(task: TaskRecord) -> str:
+    """A task and what it gave, as a model reads it."""
+    state = task.state + (f" ({task.reason})" if task.reason else "")
+    lines = [f"Task {task.number}, {task.kind}: {task.title}", f"State: {state}"]
+    result = task.result
+    if result is None:
+        return "\n".join([*lines, "It gave no result."])
+    lines.append(f"Summary: {result.get('summary', '')}")
+    for name, field in (("Artefacts", "artefacts"), ("Open points", "open_points")):
+        listed = result.get(field) or []
+        lines += [f"{name}:", *(f"- {one}" for one in listed)] if listed else []
+    question = result.get("question")
+    return "\n".join([*lines, *([f"It has to be asked: {question}"] if question else [])])

@@ -17,7 +17,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 from sqlalchemy import Connection, select
 
-from gofer.agent.conversation import ConversationMessage, Covers, StopSignal, Summary
+from gofer.agent.conversation import ConversationMessage, Covers, StopSignal
 from gofer.agent.limits import LimitSettings, Scope, Short, micros
 from gofer.agent.models.offline import Offline
 from gofer.agent.outcome import Answered, Failed, Stopped
@@ -43,7 +43,7 @@ from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.memory.recall import Recall
 from gofer.runs.agent_files import AgentFiles, AgentSpec
-from gofer.runs.build import Ports, build
+from gofer.runs.build import NoHistory, Ports, build
 from gofer.runs.heartbeat_settings import next_opening
 from gofer.runs.memories import StoreMemories
 from gofer.runs.model_keys import ModelKeys
@@ -56,6 +56,7 @@ from gofer.settings import Settings
 from gofer.store.database import Database
 from gofer.store.locks import lock_conversation
 from gofer.store.tables import agents
+from gofer.tool import Tier
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 
@@ -125,19 +126,6 @@ class BriefInbox:
     async def stopped(self) -> StopSignal:
         await self._run.cancelled.wait()
         return StopSignal()
-
-
-class NoHistory:
-    """The `History` of a run that is told its findings alone."""
-
-    async def summary(self) -> Summary | None:
-        return None
-
-    async def between(self, after: int, to: int, *, newest: int) -> Sequence[ConversationMessage]:
-        return []
-
-    async def answer(self, number: int) -> str | None:
-        return None
 
 
 class HeartbeatLedger(StoreLedger):
@@ -275,7 +263,7 @@ class HeartbeatRuns:
         own = spec.model_copy(update={"limits": own_limits(spec), "tools": (), "mcp": {}})
         prices = load_prices(self.settings.data_dir / "prices.toml", catalogue.prices())
         ports = self._ports(run, spec, identity, briefing(explained))
-        loop = await build(own, model, (), prices, ports, reads_only=True)
+        loop = await build(own, model, (), prices, ports, may_use=lambda tool: tool.tier is Tier.READ)
         return await loop.run()
 
     def _ports(self, run: Run, spec: AgentSpec, identity: tuple[str, str], text: str) -> Ports:

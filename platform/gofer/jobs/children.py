@@ -81,31 +81,40 @@ def children_of(connection: Connection, job_id: int) -> list[int]:
 
 
 def ready_parents(connection: Connection, parents: Collection[int]) -> bool:
-    """Ready the jobs that waited for a child which has ended. Returns whether there were any. Conversations locked."""
+    """Ready the jobs that a child's end concerns: all but those that wait for further children. Returns whether there
+    were any. Conversations locked.
+
+    A job that waits for a person, or sleeps, looks at what its child gave and waits again. One that runs may have
+    looked too early: it runs once more before it waits.
+    """
     if not parents:
         return False
-    rows = connection.execute(_READY_PARENTS, {"parents": sorted(parents)}).all()
-    _note_woken(connection, rows)
+    given = {"parents": sorted(parents)}
+    rows = connection.execute(_READY_PARENTS, given).all()
+    for kind, found in (("job.woken", rows), (SIGNALLED, connection.execute(_SIGNAL_PARENTS, given).all())):
+        for row in found:
+            log.record(
+                connection, kind, row.workspace_id, job_id=row.id, seq=row.event_seq, fence=row.fence,
+                conversation_id=row.conversation_id, data={"by": "jobs"},
+            )  # fmt: skip
     return bool(rows)
 
 
-def _note_woken(connection: Connection, rows: Sequence[Any]) -> None:
-    for row in rows:
-        log.record(
-            connection, "job.woken", row.workspace_id, job_id=row.id, seq=row.event_seq,
-            conversation_id=row.conversation_id, data={"by": "jobs"},
-        )  # fmt: skip
-
-
-_WAITS = in_state(JobState.WAITING) & (
-    (jobs.c.reason == FOR_ANY) | ((jobs.c.reason == FOR_ALL) & ~HAS_CHILDREN)
-)
-_READY = (
+_OF_PARENT = jobs.c.id, jobs.c.workspace_id, jobs.c.conversation_id, jobs.c.event_seq, jobs.c.fence
+_PARENTS = jobs.c.id.in_(bindparam("parents", expanding=True))
+_READY_PARENTS = (
     update(jobs)
+    .where(_PARENTS, in_state(JobState.WAITING, JobState.SCHEDULED))
+    .where(~((jobs.c.reason == FOR_ALL) & HAS_CHILDREN))
     .values(state=JobState.READY, run_at=now(), event_seq=jobs.c.event_seq + 1)
-    .returning(jobs.c.id, jobs.c.workspace_id, jobs.c.conversation_id, jobs.c.event_seq)
+    .returning(*_OF_PARENT)
 )
-_READY_PARENTS = _READY.where(jobs.c.id.in_(bindparam("parents", expanding=True)), _WAITS)
+_SIGNAL_PARENTS = (
+    update(jobs)
+    .where(_PARENTS, in_state(JobState.RUNNING))
+    .values(event_seq=jobs.c.event_seq + 1)
+    .returning(*_OF_PARENT)
+)
 
 
 def forsaken(connection: Connection, limit: int) -> list[Any]:

@@ -252,7 +252,7 @@ def _reason(outcome: Outcome) -> str:
 
 def _was_signalled(connection: Connection, claim: Claim, outcome: Outcome) -> bool:
     """Whether somebody signalled a run that pauses while it ran: what it has read may be old."""
-    if not isinstance(outcome, Snooze | WaitForJobs):
+    if not isinstance(outcome, Snooze | Wait | WaitForJobs):
         return False
     return connection.execute(_SIGNALLED, {"job": claim.id, "held": claim.fence}).first() is not None
 

@@ -26,7 +26,7 @@ from gofer.agent.context.compressor import ContextSettings
 from gofer.agent.limits import LimitSettings
 from gofer.agent.models.providers import BUILT_IN, provider_names
 from gofer.agent.models.providers import FILE as PROVIDERS_FILE
-from gofer.agent.tools.builtin import builtin_tools
+from gofer.agent.tools.builtin import DELEGATE, builtin_tools
 from gofer.agent.tools.registry import plugin_tools
 from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import ConfigError, NotFound
@@ -112,6 +112,8 @@ class AgentSpec(BaseModel):
     """provider/model; auto takes the best that a key is there for, else the offline model."""
     fallback: Annotated[str, AfterValidator(_model_or(""))] = ""
     """A second model, for when the first cannot be had."""
+    worker_model: Annotated[str, AfterValidator(_model_or(""))] = ""
+    """The model of its worker runs that only read; its own if not given."""
     thinking: Annotated[Effort, BeforeValidator(_effort)] = "off"
     """How hard the model thinks before it answers, where it can: off, low, medium, high or max."""
     instructions: str = ""
@@ -484,6 +486,6 @@ def known_tools() -> frozenset[str]:
     """Built in, from plugins, and from integrations. Looked for once: what is installed stays while we run."""
     brought = (tool.name for tool in [*builtin_tools(), *plugin_tools()])
     installed = IntegrationRegistry.installed().integrations.values()
-    return frozenset((*brought, PROPOSE, SUGGEST_GOAL, TELL_GOAL, GET_SOURCE, PROPOSE_RELEASE)).union(
-        *(each.tool_names for each in installed)
-    )
+    return frozenset(
+        (*brought, DELEGATE, PROPOSE, SUGGEST_GOAL, TELL_GOAL, GET_SOURCE, PROPOSE_RELEASE)
+    ).union(*(each.tool_names for each in installed))

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from sqlalchemy import Connection, bindparam, select
 
-from gofer.agent.conversation import Covers
+from gofer.agent.conversation import Covers, Delegations
 from gofer.agent.limits import LimitSettings
-from gofer.agent.outcome import Answered, Asked, Failed, Stopped
+from gofer.agent.model import Model
+from gofer.agent.outcome import Answered, Asked, Delegated, Failed, Stopped
 from gofer.agent.outcome import Outcome as End
-from gofer.agent.prices import MICROS, load_prices
+from gofer.agent.prices import MICROS, Prices, load_prices
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.registry import plugin_tools
 from gofer.agent.turn import SERVICE_WAIT
@@ -26,7 +28,19 @@ from gofer.errors import ConfigError, NotFound, Temporary
 from gofer.identity import linked_identities
 from gofer.intake.admit import Admitter, covered, unread
 from gofer.integration import JobScope
-from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
+from gofer.jobs.outcome import (
+    OUTAGE,
+    Cancel,
+    Dead,
+    Done,
+    Draft,
+    NewJob,
+    Outcome,
+    Retry,
+    Snooze,
+    Wait,
+    WaitForJobs,
+)
 from gofer.jobs.queue import Claim
 from gofer.jobs.wait_reasons import NOTICED, clock_time, waited
 from gofer.jobs.worker import Run
@@ -39,7 +53,7 @@ from gofer.runs.memory_manager import FULL, ensure_summing_up
 from gofer.runs.model_keys import ModelKeys
 from gofer.runs.proposals import RunIdentity
 from gofer.runs.shell_access import Loans, ShellAccessGrants
-from gofer.runs.shells import Shells
+from gofer.runs.shells import ShellKind, Shells
 from gofer.runs.spend import SPANNING, StoreLedger, cost_of_job, nearly_used, ran_out_before
 from gofer.runs.store_adapters import (
     FilesIn,
@@ -110,6 +124,36 @@ ToolsOfRun = Callable[[Claim, StoredMessage], Awaitable[list[Tool[Any]]]]
 """Further tools of a run that a message asked for."""
 
 
+class Delegator(Protocol):
+    """Makes the tasks that runs delegate."""
+
+    def of_run(self, claim: Claim) -> Delegations:
+        """What one run may delegate, and what came of it."""
+        ...
+
+    async def make(self, claim: Claim, wanted: Delegated, message_seq: int) -> Sequence[NewJob]:
+        """Make the tasks of a call, each once; returns the jobs that do them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRun:
+    """How a task is worked on: by the same agent, with less."""
+
+    asker: StoredMessage | None
+    """The message that asked for it."""
+    as_worker: Callable[[AgentSpec], AgentSpec]
+    """The agent with the model of its kind."""
+    limited: Callable[[AgentSpec], AgentSpec]
+    """The agent with the limits and the words for a worker."""
+    ports: Callable[[Ports], Ports]
+    may_use: Callable[[Tool[Any]], bool]
+    own: tuple[Tool[Any], ...]
+    files: ShellKind
+    trust: Trust
+    goal_id: str | None = None
+
+
 class RunObserver:
     """Is told what a run does as it goes. Contract: neither blocks nor raises."""
 
@@ -142,6 +186,7 @@ class Answerer:
         recall: Recall | None = None,
         self_update: SelfUpdateTools | None = None,
         goal_tools: ToolsOfRun | None = None,
+        delegator: Delegator | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -160,6 +205,7 @@ class Answerer:
         self._recall = recall or Recall(database, vault)
         self._self_update = self_update
         self._goal_tools = goal_tools
+        self._delegator = delegator
         self._plugins = plugin_tools()  # looked for once: reading every package's entry points takes long
 
     async def handle(self, run: Run) -> Outcome:
@@ -211,12 +257,7 @@ class Answerer:
         claim = run.claim
         spec, identity = await self._identity.fixed(claim, await self._spec(claim))
         spec = await self._in_place(spec, asker)
-        catalogue = await self._keys.catalogue(claim.workspace_id)
-        model = await catalogue.ready(
-            spec.model, fallback=spec.fallback, effort=spec.effort, caller=str(claim.conversation_id)
-        )
-        if key_name := catalogue.key_name(spec.model):
-            self._uses.add(claim.workspace_id, "", key_name)
+        model, prices = await self._model(claim, spec)
         async with self._loans.job() as job:
             tools, grants = await self._tools(asker, job), await self._shell_grants(asker, job)
             tools += await self._identity.tools(claim, spec)
@@ -225,7 +266,6 @@ class Answerer:
                 tools += self._self_update(claim, spec, asker)
             async with self._shells.lend(claim, asker.trust, grants, run.cancelled) as shell:
                 ports = self._ports(run, shell, identity)
-                prices = load_prices(self._settings.data_dir / "prices.toml", catalogue.prices())
                 async with self._servers.for_run(spec.mcp) as servers:
                     loop = await build(spec, model, tools, prices, ports, servers)
                     end = await loop.run()
@@ -235,6 +275,55 @@ class Answerer:
         # Others may have joined in meanwhile: the reply goes to the last person the run has heard.
         last = _asker(await self._admitted(claim, end.included_to))
         return await self._outcome(claim, last or asker, end, spec.limits)
+
+    async def _model(self, claim: Claim, spec: AgentSpec) -> tuple[Model, Prices]:
+        catalogue = await self._keys.catalogue(claim.workspace_id)
+        model = await catalogue.ready(
+            spec.model, fallback=spec.fallback, effort=spec.effort, caller=str(claim.conversation_id)
+        )
+        if key_name := catalogue.key_name(spec.model):
+            self._uses.add(claim.workspace_id, "", key_name)
+        return model, load_prices(self._settings.data_dir / "prices.toml", catalogue.prices())
+
+    async def work(self, run: Run, wanted: WorkerRun) -> End:
+        """Run the loop of a task: the same agent, with the tools, the shell and the ports of its kind."""
+        claim = run.claim
+        spec = await self._spec(claim)
+        spec, identity = await self._identity.fixed(claim, wanted.as_worker(spec))
+        if wanted.asker is not None:
+            spec = await self._in_place(spec, wanted.asker)
+        spec = wanted.limited(spec)
+        model, prices = await self._model(claim, spec)
+        async with self._loans.job() as job:
+            tools: list[Tool[Any]] = [*builtin_tools(), *self._plugins]
+            grants = None
+            if wanted.asker is not None:
+                tools = await self._tools(wanted.asker, job)
+                grants = await self._shell_grants(wanted.asker, job) if wanted.files == "share" else None
+            async with self.lend_worker(run, wanted.files, wanted.trust, grants) as shell:
+                ports = wanted.ports(self._ports(run, shell, identity, wanted.goal_id))
+                async with self._servers.for_run(spec.mcp) as servers:
+                    loop = await build(
+                        spec, model, tools, prices, ports, servers, may_use=wanted.may_use, own=wanted.own
+                    )
+                    return await loop.run()
+
+    @contextlib.asynccontextmanager
+    async def lend_worker(
+        self, run: Run, kind: ShellKind, trust: Trust, grants: ShellAccessGrants | None = None
+    ) -> AsyncIterator[Shell | None]:
+        """The shell of a worker run: none, or its own over the conversation's files."""
+        if kind == "none":
+            yield None
+            return
+        async with self._shells.lend_worker(
+            run.claim, trust, read_only=kind == "read", equipping=grants
+        ) as shell:
+            yield shell
+
+    def memories_of(self, claim: Claim) -> StoreMemories:
+        """What a run may remember."""
+        return self._memories(claim)
 
     async def _spec(self, claim: Claim) -> AgentSpec:
         """The agent as its file says now, with the model chosen for this conversation. The first agent needs no file.
@@ -305,7 +394,9 @@ class Answerer:
         remind = self._settings.automatic_recall
         return StoreMemories(self._database, self._vault, claim, self._recall, remind=remind)
 
-    def _ports(self, run: Run, shell: Shell | None, identity: tuple[str, str]) -> Ports:
+    def _ports(
+        self, run: Run, shell: Shell | None, identity: tuple[str, str], goal_id: str | None = None
+    ) -> Ports:
         claim = run.claim
         database, vault = self._database, self._vault
         memory = self._settings.memory_v1
@@ -316,13 +407,23 @@ class Answerer:
             history=StoreHistory(database, vault, claim, memory=memory),
             memories=self._memories(claim) if memory else None,
             questions=StoreQuestions(database, vault, claim),
-            ledger=StoreLedger(database=database, claim=claim, timezone=self._settings.timezone),
+            ledger=StoreLedger(
+                database=database, claim=claim, timezone=self._settings.timezone, goal_id=goal_id
+            ),
+            delegations=None if self._delegator is None else self._delegator.of_run(claim),
             blobs=StoreBlobs(database, vault, str(claim.conversation_id)),
             covers=Covers(read_seq=claim.covers_from, identity=identity[0], digest=identity[1]),
             shell=shell,
             mask=self._redactor,
             listen=partial(self._observer.heard, claim),
         )
+
+    async def _delegated(self, claim: Claim, asker: StoredMessage, end: Delegated, cost: float) -> Outcome:
+        """Make the rows of delegated tasks; their jobs are made with the commit that ends this run."""
+        assert self._delegator is not None
+        made = await self._delegator.make(claim, end, asker.seq)
+        crash_point("run.delegated")
+        return WaitForJobs(tuple(made), cost=cost)
 
     async def _outcome(self, claim: Claim, asker: StoredMessage, end: End, limits: LimitSettings) -> Outcome:
         cost = await self._cost(claim)
@@ -349,6 +450,8 @@ class Answerer:
                     question.choices,
                     seen_to,
                 )
+            case Delegated():
+                return await self._delegated(claim, asker, end, cost)
             case Stopped():
                 return await self._stopped(claim, asker, end, cost)
             case Failed("model.auth", sentence, included_to):
@@ -476,7 +579,7 @@ def _asker(admitted: Sequence[StoredMessage]) -> StoredMessage | None:
 def _defused(end: End, asker: StoredMessage) -> End:
     """The end of a run that has read strangers' text, defused: people read the same words, and none of them acts as a
     link or a mention."""
-    if isinstance(end, Failed) or not end.narrowed:
+    if isinstance(end, Failed | Delegated) or not end.narrowed:
         return end
     if isinstance(end, Stopped) and end.text == end.sentence:
         return end  # words of ours alone

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gofer.agent.context import ConversationProvider, PlainAssembler, WholeContext
 from gofer.agent.context.compressor import ModelSummariser, PlainCompressor
-from gofer.agent.conversation import Covers, History, Inbox, Memories, Questions, Trust, rank
+from gofer.agent.conversation import (
+    ConversationMessage,
+    Covers,
+    Delegations,
+    History,
+    Inbox,
+    Memories,
+    Questions,
+    Summary,
+    Trust,
+    rank,
+)
 from gofer.agent.journal import Journal
 from gofer.agent.limits import MIN_TOKENS, JobLimits, Ledger
 from gofer.agent.loop import Loop
@@ -19,6 +30,7 @@ from gofer.agent.state import Listener
 from gofer.agent.tools.builtin import (
     EARLIER_ANSWER,
     REMEMBER,
+    delegate_tool,
     earlier_answer_tool,
     recall_tool,
     remember_tool,
@@ -27,7 +39,7 @@ from gofer.agent.tools.output import MAX_CHARACTERS, Masker, NoMask
 from gofer.agent.tools.registry import RECALL, Policy, ToolRegistry, ToolRunner
 from gofer.mcp.servers import RunServers
 from gofer.runs.agent_files import AgentSpec
-from gofer.tool import Blobs, Shell, Tier, Tool
+from gofer.tool import Blobs, Shell, Tool
 
 NO_SERVERS = RunServers()
 MIN_CHARACTERS = 2000
@@ -50,9 +62,24 @@ class Ports:
     """None where no sandbox can be had; the shell's tools then say so."""
     memories: Memories | None = None
     """None where memory is off: cleared results are then gone."""
+    delegations: Delegations | None = None
+    """None where the run may not delegate."""
     mask: Masker = field(default_factory=NoMask)
     """Hides secrets in what tools give, before journal and model see it, and in what listeners hear live."""
     listen: Listener = field(default=lambda kind, data: None)
+
+
+class NoHistory:
+    """The `History` of a run that is told what it needs, and nothing of what was said before."""
+
+    async def summary(self) -> Summary | None:
+        return None
+
+    async def between(self, after: int, to: int, *, newest: int) -> Sequence[ConversationMessage]:
+        return []
+
+    async def answer(self, number: int) -> str | None:
+        return None
 
 
 async def waking_trust(ports: Ports) -> Trust:
@@ -74,25 +101,28 @@ async def build(
     ports: Ports,
     servers: RunServers = NO_SERVERS,
     *,
-    reads_only: bool = False,
+    may_use: Callable[[Tool[Any]], bool] = lambda tool: True,
+    own: Sequence[Tool[Any]] = (),
 ) -> Loop:
-    """The loop of one job. With `reads_only` it has no tool that changes anything or reaches outside."""
+    """The loop of one job. `may_use` says which tools a run of its kind has at all; it has its `own` in any case."""
     names = tuple({model.name, *getattr(model, "names", ())})
     window = model.context_window
     longest = min(spec.limits.output_tokens, model.features.output_tokens or window, window // 4)
     settings = spec.limits.model_copy(update={"output_tokens": max(MIN_TOKENS, longest)})
     trust = await waking_trust(ports)
     mcp = [tool.name for tool in servers.tools]
-    policy = Policy({*spec.tools, EARLIER_ANSWER, RECALL, REMEMBER, *mcp}, trust)
+    always = (EARLIER_ANSWER, RECALL, REMEMBER, *(tool.name for tool in own))
+    policy = Policy({*spec.tools, *always, *mcp}, trust)
     longest_output = max(MIN_CHARACTERS, min(MAX_CHARACTERS, window // 2))
     of_the_run = [earlier_answer_tool(ports.history.answer)]
     if ports.memories is not None:
         # A little more than a result has, so that any result comes back whole.
         of_the_run.append(recall_tool(ports.memories, trust, longest_output + RECALL_MARGIN))
         of_the_run.append(remember_tool(ports.memories))
-    all_tools = [*tools, *servers.tools, *of_the_run]
+    if ports.delegations is not None:
+        of_the_run.append(delegate_tool(ports.delegations))
     runner = ToolRunner(
-        ToolRegistry(tool for tool in all_tools if not reads_only or tool.tier is Tier.READ),
+        ToolRegistry([*filter(may_use, [*tools, *servers.tools, *of_the_run]), *own]),
         policy,
         shell=ports.shell,
         blobs=ports.blobs,
@@ -127,6 +157,7 @@ async def build(
         questions=ports.questions,
         covers=ports.covers,
         memories=ports.memories,
+        delegations=ports.delegations,
         mask=ports.mask,
         listen=ports.listen,
     )

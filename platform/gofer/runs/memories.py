@@ -20,6 +20,7 @@ from gofer.agent.conversation import KnownRules, Recollection, Tombstone
 from gofer.agent.conversation import Trust as RunTrust
 from gofer.agent.model import Block
 from gofer.errors import Conflict, GoferError, NotFound
+from gofer.jobs.kinds import TASK
 from gofer.jobs.queue import Claim
 from gofer.memory import records
 from gofer.memory.audience import audience, new_scope
@@ -308,13 +309,14 @@ def keep_event(
 ) -> None:
     """Remember what an event says, in its transaction: rules when they are read, results when they are evicted, a
     summary when it is made."""
-    if kind == "turn.started":
+    if kind == "turn.started" and claim.kind != TASK:  # a task's words are no person's rules
         keep_rules(connection, vault, claim, spoken_rules(standing_rules, rule_texts(_blocks(data))))
     if data.get("evicted"):
         _keep_results(connection, vault, claim, key, data["evicted"])
     if kind == "context.checkpoint" and data.get("id"):
         _keep_summary(connection, vault, claim, data)
-        keep_rules(connection, vault, claim, data["spoken_rules"])
+        if claim.kind != TASK:
+            keep_rules(connection, vault, claim, data["spoken_rules"])
         size = data.get("size", 0)
         _tell(connection, claim, "summarise", data["id"], kind, size, _tokens(data["summary"]))
     if data.get("pieces"):

@@ -16,13 +16,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import structlog
 from sqlalchemy import Connection, delete, select
 
 from gofer.agent.conversation import rank
 from gofer.crash import crash_point
-from gofer.errors import Fenced, StoreError, Temporary
+from gofer.errors import Fenced, GoferError, StoreError, Temporary
 from gofer.jobs.fence import hold
 from gofer.jobs.queue import Claim
 from gofer.purge import MIRRORS, purged_conversations, remove_shell_files
@@ -44,11 +45,14 @@ from gofer_sandbox import (
     Sandbox,
     SandboxError,
     SandboxOwned,
+    Share,
 )
 from gofer_sandbox.files.errors import FileError, FileMissing
+from gofer_sandbox.inspection import is_alive
 from gofer_sandbox.network import Callers, Egress
 from gofer_sandbox.reaper import reap
 from gofer_sandbox.spares import Fit, Spares, quiet
+from gofer_sandbox.tree import remove as remove_tree
 from gofer_sandbox.unconfined import Unconfined
 
 log = structlog.get_logger()
@@ -69,6 +73,17 @@ UNBEGUN = CommandResult(output=b"", exit_code=None, cancelled=True, note="It was
 
 NARROWED = "this run has read strangers' text, so its shell reaches no host but those in GOFER_SANDBOX_NARROWED_HOSTS"
 
+ShellKind = Literal["none", "read", "share"]
+"""What a worker run has: no shell, or one of its own over the conversation's files, to read or to work in."""
+NOT_SHARED = (
+    "Tasks cannot work in this conversation's files: {name} cannot share them. Do it without delegating."
+)
+
+
+class NoSharedShell(GoferError):
+    """A worker run cannot have the shell that its task needs."""
+
+
 _KINDS = {"file": "file", "directory": "dir", "link": "link"}
 
 
@@ -84,7 +99,11 @@ class ConversationShell:
     """A sandbox as tools see it, opened when the first of them needs it: fulfils `gofer.tool.Shell`."""
 
     def __init__(
-        self, directory: Path, opening: Callable[[], Awaitable[Sandbox]], hosts: Hosts | None = None
+        self,
+        directory: Path,
+        opening: Callable[[], Awaitable[Sandbox]],
+        hosts: Hosts | None = None,
+        workspace: Path | None = None,
     ) -> None:
         self.sandbox: Sandbox | None = None
         self.gate: Egress | None = None
@@ -100,7 +119,7 @@ class ConversationShell:
         run."""
         self._confined: bool | None = None
         """What the present run said last."""
-        self._changes = WorkspaceChanges(directory / "workspace")
+        self._changes = WorkspaceChanges(workspace or directory / "workspace")
         self._latest: tuple[str, asyncio.Task[Result]] | None = None
         self._stopped = asyncio.Event()
         """Set when the current command is cancelled; the next command has an event of its own."""
@@ -111,6 +130,10 @@ class ConversationShell:
             if self.sandbox is None:
                 self.sandbox = await self._opening()
             return self.sandbox
+
+    async def open(self) -> Sandbox:
+        """The sandbox, brought up if need be."""
+        return await self._sandbox()
 
     async def run(
         self, command: str, *, timeout: float, tag: str = "", on_output: Callable[[bytes], None] | None = None
@@ -444,6 +467,76 @@ class Shells:
                 await self._keep(claim, shell, trust)
         finally:
             turn.release()
+
+    @contextlib.asynccontextmanager
+    async def lend_worker(
+        self,
+        claim: Claim,
+        trust: Trust,
+        *,
+        read_only: bool,
+        equipping: ShellAccessGrants | None = None,
+    ) -> AsyncIterator[Shell | None]:
+        """Lend a worker run a shell of its own over the conversation's files, which ends with the run.
+
+        It runs as the user of the conversation's own shell, which is brought up first, so that both may use the files.
+        Raises NoSharedShell where the sandbox cannot share them.
+        """
+        report = await self.report()
+        if self._provider is None or report is None or report.level < self._minimum:
+            yield None
+            return
+        if not self._provider.shares:
+            if read_only:
+                yield None
+                return
+            raise NoSharedShell(NOT_SHARED.format(name=self._provider.name))
+        host = self._directory / f"{claim.conversation_id}-{claim.agent_id}"
+        directory = host.with_name(f"{host.name}~{claim.id}-{claim.fence}")
+
+        async def opening() -> Sandbox:
+            made.gate = await self._gate(equipping)
+            share = Share(host / "workspace", read_only=read_only, **await self._user_of(claim, trust))
+            assert self._provider is not None
+            sandbox = Sandbox(
+                self._provider,
+                directory=directory,
+                gate=made.gate,
+                ephemeral=True,
+                survives=False,
+                share=share,
+            )
+            await sandbox.start()
+            made.opened(sandbox, is_new=True)
+            return sandbox
+
+        made = ConversationShell(directory, opening, self._hosts, host / "workspace")
+        made.equipping, made.mirrors = equipping, self._mirrors
+        await asyncio.to_thread(directory.mkdir, mode=0o711, parents=True, exist_ok=True)
+        try:
+            yield made
+        finally:
+            if equipping is not None:
+                equipping.close()
+            if made.sandbox is not None:
+                with contextlib.suppress(SandboxError):
+                    await made.sandbox.close()
+            await asyncio.to_thread(remove_tree, directory)
+
+    async def _user_of(self, claim: Claim, trust: Trust) -> dict[str, int]:
+        """The user of the conversation's own shell, which lives from here on at the latest."""
+        key = (str(claim.conversation_id), str(claim.agent_id))
+        kept = await self._database.read(partial(_kept, key=key))
+        if kept is not None and is_alive(kept[0].reference):
+            return {"uid": kept[0].reference.uid, "gid": kept[0].reference.gid}
+        shell = self._open.get(key)
+        if shell is None or shell.sandbox is None:
+            async with self._busy.setdefault(key, asyncio.Lock()):
+                shell = await self._get(claim, key, trust if kept is None else kept[1])
+                reference = (await shell.open()).record.reference
+        else:
+            reference = (await shell.open()).record.reference
+        return {"uid": reference.uid, "gid": reference.gid}
 
     async def _turn_came(self, turn: asyncio.Lock, stopped: asyncio.Event | None) -> bool:
         """Wait for the probe and for the run before. False when there is no shell, or when the run is stopped

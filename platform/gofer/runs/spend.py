@@ -24,7 +24,7 @@ from gofer.jobs.queue import Claim
 from gofer.memory.manager import MEMORY
 from gofer.store.database import Database
 from gofer.store.db_time import now
-from gofer.store.tables import JobState, agents, events, in_state, jobs, spends
+from gofer.store.tables import JobState, agents, events, goals, in_state, jobs, spends
 
 PATIENCE, BETWEEN_TRIES = 60.0, 0.5
 """Seconds to wait for money that is only set aside, and between two checks."""
@@ -37,17 +37,26 @@ SPANNING = ("budget.day", "budget.background", "budget.conversation")
 class StoreLedger:
     """The `Ledger` of one job."""
 
-    def __init__(self, *, database: Database, claim: Claim, timezone: str) -> None:
+    def __init__(
+        self, *, database: Database, claim: Claim, timezone: str, goal_id: str | None = None
+    ) -> None:
         self._database = database
         self._claim = claim
         self._timezone = timezone
+        self._goal_id = goal_id
+        """The goal that it is spent for, whose budget bounds it as well."""
 
     async def reserve(
         self, key: str, amount: int, caps: Mapping[Scope, int], *, background: bool = False
     ) -> Short | None:
         asked: dict[str, Any] = {
-            "claim": self._claim, "key": key, "amount": amount, "timezone": self._timezone,
+            "claim": self._claim, "key": key, "amount": amount, "timezone": self._timezone, "goal_id": self._goal_id,
         }  # fmt: skip
+        budget = (
+            await self._database.read(partial(goal_budget, goal_id=self._goal_id)) if self._goal_id else None
+        )
+        if budget is not None:
+            caps = {**caps, "goal": budget}
         verb = partial(reserve, **asked, caps=dict(caps), background=background)
         give_up = time.monotonic() + PATIENCE
         while (short := await self._database.write(verb)) is not None:
@@ -59,7 +68,15 @@ class StoreLedger:
 
     async def settle(self, key: str, amount: int, model: str = "") -> None:
         await self._database.write(
-            partial(settle, claim=self._claim, key=key, amount=amount, model=model, timezone=self._timezone)
+            partial(
+                settle,
+                claim=self._claim,
+                key=key,
+                amount=amount,
+                model=model,
+                timezone=self._timezone,
+                goal_id=self._goal_id,
+            )
         )
 
 
@@ -71,6 +88,7 @@ def reserve(
     caps: Mapping[Scope, int],
     timezone: str,
     background: bool,
+    goal_id: str | None = None,
 ) -> Short | None:
     """Set money aside if every cap allows it; otherwise say which cap does not."""
     # Runs of one agent reserve one after the other; otherwise two could both take the last dollar.
@@ -78,22 +96,44 @@ def reserve(
     hold(connection, claim)
     day = today(connection, timezone)
     for scope, cap in caps.items():
-        spent = _spent(connection, claim, scope, day, but=key)
-        if spent + amount + _needed_by_elders(connection, claim, scope, day) > cap:
+        here = _in_scope(claim, scope, day, goal_id)
+        spent = _spent(connection, claim, here, but=key)
+        if spent + amount + _needed_by_elders(connection, claim, here) > cap:
             return Short(scope, spent)
-    _put(connection, claim, key, day, amount, settled=False, background=background)
+    _put(connection, claim, key, day, amount, settled=False, background=background, goal_id=goal_id)
     return None
 
 
 def only_set_aside(
-    connection: Connection, claim: Claim, key: str, amount: int, timezone: str, scope: Scope, cap: int
+    connection: Connection,
+    claim: Claim,
+    key: str,
+    amount: int,
+    timezone: str,
+    scope: Scope,
+    cap: int,
+    goal_id: str | None = None,
 ) -> bool:
     """Whether the money is only set aside for calls of other jobs, which will cost less."""
-    paid = _spent(connection, claim, scope, today(connection, timezone), but=key, others_settled=True)
+    here = _in_scope(claim, scope, today(connection, timezone), goal_id)
+    paid = _spent(connection, claim, here, but=key, others_settled=True)
     return paid + amount <= cap
 
 
-def settle(connection: Connection, claim: Claim, key: str, amount: int, model: str, timezone: str) -> None:
+def goal_budget(connection: Connection, goal_id: str) -> int | None:
+    """What a goal may cost; None for no bound of its own."""
+    return connection.execute(select(goals.c.budget).where(goals.c.id == goal_id)).scalar()
+
+
+def settle(
+    connection: Connection,
+    claim: Claim,
+    key: str,
+    amount: int,
+    model: str,
+    timezone: str,
+    goal_id: str | None = None,
+) -> None:
     """Replace the money set aside by the money paid. Not fenced: what was paid was paid."""
     settled = connection.execute(
         update(spends)
@@ -101,7 +141,8 @@ def settle(connection: Connection, claim: Claim, key: str, amount: int, model: s
         .values(micros=amount, settled=True, model=model)
     )
     if settled.rowcount == 0:
-        _put(connection, claim, key, today(connection, timezone), amount, settled=True, model=model)
+        day = today(connection, timezone)
+        _put(connection, claim, key, day, amount, settled=True, model=model, goal_id=goal_id)
 
 
 def charge(connection: Connection, claim: Claim, key: str, dollars: float, *, timezone: str) -> None:
@@ -116,7 +157,12 @@ def today(connection: Connection, timezone: str) -> str:
 
 
 def _spent(
-    connection: Connection, claim: Claim, scope: Scope, day: str, *, but: str, others_settled: bool = False
+    connection: Connection,
+    claim: Claim,
+    here: ColumnElement[bool],
+    *,
+    but: str,
+    others_settled: bool = False,
 ) -> int:
     mine = case(((spends.c.job_id == claim.id) & (spends.c.key == but), 0), else_=spends.c.micros)
     query = select(func.coalesce(func.sum(mine), 0))
@@ -126,10 +172,10 @@ def _spent(
         query = query.where(
             spends.c.settled | (spends.c.job_id == claim.id) | spends.c.job_id.not_in(running)
         )
-    return int(connection.execute(query.where(_in_scope(claim, scope, day))).scalar_one())
+    return int(connection.execute(query.where(here)).scalar_one())
 
 
-def _needed_by_elders(connection: Connection, claim: Claim, scope: Scope, day: str) -> int:
+def _needed_by_elders(connection: Connection, claim: Claim, here: ColumnElement[bool]) -> int:
     """The money that earlier jobs probably still need. Jobs that began earlier come first; otherwise all of them would
     run out of money with nothing finished.
 
@@ -144,7 +190,7 @@ def _needed_by_elders(connection: Connection, claim: Claim, scope: Scope, day: s
     query = (
         select(settled.label("settled"), calls.label("calls"), waiting.label("waiting"))
         .join(jobs, jobs.c.id == spends.c.job_id)
-        .where(_in_scope(claim, scope, day), in_state(JobState.RUNNING), spends.c.job_id != claim.id)
+        .where(here, in_state(JobState.RUNNING), spends.c.job_id != claim.id)
         .group_by(spends.c.job_id)
         .having((mine.is_(None)) | (began < mine))
     )
@@ -152,7 +198,9 @@ def _needed_by_elders(connection: Connection, claim: Claim, scope: Scope, day: s
     return CALLS_AHEAD * (sum(each) - max(each, default=0))
 
 
-def _in_scope(claim: Claim, scope: Scope, day: str) -> ColumnElement[bool]:
+def _in_scope(claim: Claim, scope: Scope, day: str, goal_id: str | None = None) -> ColumnElement[bool]:
+    if scope == "goal":
+        return spends.c.goal_id == goal_id
     if scope == "conversation":
         return spends.c.conversation_id == claim.conversation_id
     its_day = (spends.c.agent_id == (claim.agent_id or "")) & (spends.c.day == day)
@@ -186,6 +234,7 @@ def _put(
     settled: bool,
     model: str = "",
     background: bool = False,
+    goal_id: str | None = None,
 ) -> None:
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(spends).values(
@@ -200,6 +249,7 @@ def _put(
         micros=amount,
         settled=settled,
         background=background,
+        goal_id=goal_id,
     )
     connection.execute(
         statement.on_conflict_do_update(

@@ -120,13 +120,14 @@ def session(
     limits: Limits,
     environment: Mapping[str, str],
     readonly: Sequence[Path],
+    bind: str = "--bind",
 ) -> list[str]:
     """Everything for one session; the roots are made read-only last, when all is in place."""
     arguments = [*isolation(), *system(etc)]
     for path in readonly:
         arguments += ["--ro-bind", str(path), str(path)]
     arguments += devices(limits, etc)
-    arguments += ["--ro-bind", str(control), scripts.INSIDE, "--bind", str(workspace), HOME, "--chdir", HOME]
+    arguments += ["--ro-bind", str(control), scripts.INSIDE, bind, str(workspace), HOME, "--chdir", HOME]
     for name, value in {**ENVIRONMENT, **environment}.items():
         arguments += ["--setenv", name, value]
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]

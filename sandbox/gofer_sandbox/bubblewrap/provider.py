@@ -49,6 +49,7 @@ class Bubblewrap:
     """Makes sandboxes with `bwrap`. Probes the machine once, before the first."""
 
     name = "bubblewrap"
+    shares = True
 
     def __init__(
         self,
@@ -123,6 +124,8 @@ class Bubblewrap:
 
     def _hold_disk(self, spec: Spec) -> str:
         """Have the file system hold the limit, where it can; what holds it then."""
+        if spec.share:
+            return _disk_by(spec.share.workspace.parent)
         images = self._images or image.applies(spec.directory)
         with contextlib.suppress(OSError, image.ImageFailed):
             if not image.applies(spec.directory) and not self._without_quota(spec.directory):
@@ -163,9 +166,10 @@ class Bubblewrap:
             )
         except BaseException:
             await clean_up(spec.id, reference, group)
-            await asyncio.to_thread(image.unmount, spec.workspace)
+            if spec.share is None:
+                await asyncio.to_thread(image.unmount, spec.workspace)
             raise
-        if disk_by == IMAGE:
+        if disk_by == IMAGE and spec.share is None:
             box.image = spec.workspace.stat().st_dev
         return box
 
@@ -200,8 +204,9 @@ class Bubblewrap:
         control, uid = Path(reference.control), reference.uid
         workspace, prefix = _reachable(spec.workspace, control / "w", uid)
         options = arguments.session(
-            probe.etc, workspace, control, spec.limits, spec.environment, spec.readonly
-        )
+            probe.etc, workspace, control, spec.limits, spec.environment, spec.readonly,
+            "--ro-bind" if spec.share and spec.share.read_only else "--bind",
+        )  # fmt: skip
         bwrap = [*prefix, str(probe.bwrap), *options, *([] if spec.survives else ["--die-with-parent"])]
         user = uid if os.geteuid() == 0 and not prefix else None
         group = probe.groups.make(spec.id) if probe.groups else None

@@ -74,6 +74,7 @@ class Docker:
     """Makes sandboxes with Docker's engine."""
 
     name = "docker"
+    shares = False
 
     def __init__(
         self,

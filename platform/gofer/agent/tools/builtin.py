@@ -8,13 +8,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gofer.agent.context.operations import PAGE, listing, load
-from gofer.agent.conversation import Memories, Trust
+from gofer.agent.conversation import Delegations, Memories, Trust
 from gofer.agent.tools.bash import BASH, BASH_JOB
 from gofer.agent.tools.fetch import fetch_tool
 from gofer.agent.tools.files import EDIT, FIND, GREP, LS, READ, WRITE
 from gofer.agent.tools.registry import RECALL
 from gofer.errors import NotFound
-from gofer.tool import Arguments, Question, Tier, Tool, ToolContext, ToolResult
+from gofer.tool import Arguments, NewTask, Question, Tier, Tool, ToolContext, ToolResult
 
 
 def builtin_tools() -> list[Tool[Any]]:
@@ -76,6 +76,75 @@ TODO = Tool(
     arguments=TodoArguments,
     run=todo,
     tier=Tier.READ,
+)
+
+
+DELEGATE = "delegate"
+MAX_TASKS = 4
+"""Tasks of one call."""
+
+
+class TaskArguments(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    kind: Literal["research", "execution"] = Field(
+        description="research only reads; execution may change files and run commands, one task at a time."
+    )
+    title: str = Field(min_length=1, max_length=200)
+    instructions: str = Field(
+        min_length=1,
+        max_length=8000,
+        description="All that the worker has to know; it sees nothing of this chat.",
+    )
+
+
+class DelegateArguments(Arguments):
+    tasks: list[TaskArguments] = Field(min_length=1, max_length=MAX_TASKS)
+
+
+def delegate_tool(delegations: Delegations) -> Tool[Any]:
+    """The tool with which a run has tasks done side by side."""
+
+    async def delegate(arguments: DelegateArguments, context: ToolContext) -> ToolResult:
+        why = await delegations.refusal(len(arguments.tasks))
+        if why:
+            return ToolResult(why, is_error=True)
+        given = [NewTask(one.kind, one.title.strip() or "Task", one.instructions) for one in arguments.tasks]
+        return ToolResult("", delegation=tuple(given))
+
+    return Tool(
+        name=DELEGATE,
+        description=(
+            "Have up to four independent tasks done side by side by workers, and wait for all of them. Each worker "
+            "begins with nothing but its instructions, your identity and the files of this conversation, and returns "
+            "a summary, artefacts and open points. Use it for research in several places or for long separate pieces "
+            "of work; do small things yourself. Workers cannot ask anybody and cannot delegate."
+        ),
+        arguments=DelegateArguments,
+        run=delegate,
+        tier=Tier.READ,
+    )
+
+
+def no_delegate_tool() -> Tool[Any]:
+    """What a worker run has in the place of `delegate`: it says why there is none."""
+
+    async def refuse(arguments: DelegateArguments, context: ToolContext) -> ToolResult:
+        return ToolResult(NOT_FURTHER, is_error=True)
+
+    return Tool(
+        name=DELEGATE,
+        description="Not for workers.",
+        arguments=DelegateArguments,
+        run=refuse,
+        tier=Tier.READ,
+        hidden=True,
+    )
+
+
+NOT_FURTHER = (
+    "You are a worker: a delegated task cannot be delegated further. Do it yourself, or finish it and name what is "
+    "left among the open points."
 )
 
 
