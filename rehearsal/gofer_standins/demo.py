@@ -239,8 +239,17 @@ TASK_RESULT = "sum 197"
 
 
 def _model_turn(request: Mapping[str, Any]) -> Reply:
-    """The next turn, by how many answers the transcript has."""
+    """The next turn, by the tools that it is offered and by how many answers the transcript has."""
     turn = sum(1 for message in request["messages"] if message["role"] == "assistant")
+    offered = {tool["name"] for tool in request.get("tools", ())}
+    if "submit_plan" in offered:
+        return calls(
+            call("submit_plan", reply="First I look, then I count.", tasks=PLAN, keep=[], remember=[])
+        )
+    if "finish_task" in offered:
+        return _worker_turn(request, turn)
+    if "A goal has come to its end" in str(request["messages"][0]):
+        return say(f"The words have {GOAL_RESULT} letters in all.")
     if turn == 0:
         writing = call("write", path="primes.sh", content=PROGRAM)
         return say("I shall write it first.", writing, call("ls", path="."))
@@ -277,6 +286,48 @@ async def a_real_task(stage: Stage) -> AsyncIterator[DemoStep]:
     yield watch.step("every request to the model was valid", not stage.model.refused)
 
 
+GOAL = "Find out what letters the words of this demo have in all, and tell me their number."
+GOAL_RESULT = "15"
+PLAN = [
+    {"title": "Write the words down", "kind": "execution", "instructions": "Write three words.", "needs": []},
+    {"title": "Count their letters", "kind": "execution", "instructions": "Count the letters.", "needs": [1]},
+]
+
+
+def _worker_turn(request: Mapping[str, Any], turn: int) -> Reply:
+    """What a worker does with its task: one command, and its end."""
+    if turn == 0:
+        writes = "Write three words." in str(request["messages"])
+        command = "echo gofer plans goals > words; cat words" if writes else "tr -d ' \\n' < words | wc -c"
+        return calls(call("bash", command=command))
+    printed = _printed(request).splitlines()
+    return calls(call("finish_task", outcome="done", summary=printed[0] if printed else "nothing"))
+
+
+async def a_goal(stage: Stage) -> AsyncIterator[DemoStep]:
+    """A goal is planned, done in two tasks by workers of their own, and reported once."""
+    watch = Watch()
+    made = await stage.instance.ask("POST", "/goals", json={"text": GOAL})
+    yield watch.step("goal taken, to be planned", made.get("state") in ("planning", "active"))
+    deadline = time.monotonic() + REPLY_TIMEOUT
+    goal = made
+    while time.monotonic() < deadline and goal["finished_at"] is None:
+        await asyncio.sleep(0.05)
+        goal = await stage.instance.ask("GET", f"/goals/{made['id']}")
+    steps = [task for task in goal["tasks"] if task["number"]]
+    detail = ", then ".join(f"{task['title'].lower()} ({task['state']})" for task in steps) or goal["state"]
+    yield watch.step(
+        "planned, and both tasks done", [task["state"] for task in steps] == ["done", "done"], detail
+    )
+    await _until_quiet(stage)
+    where = f"/conversations/{made['conversation_id']}/messages"
+    said = [each["text"] or "" for each in (await stage.instance.ask("GET", where))["messages"]]
+    reports = [text for text in said if GOAL_RESULT in text and "It cost" in text]
+    yield watch.step(
+        "reported once, with what it cost", len(reports) == 1, reports[0] if reports else str(said)
+    )
+
+
 SCENES: tuple[tuple[str, Scene], ...] = (
     ("A message", one_message),
     ("A repeat", a_repeat),
@@ -286,6 +337,7 @@ SCENES: tuple[tuple[str, Scene], ...] = (
     ("A phone on Telegram", a_phone),
     ("An issue on GitHub", an_issue),
     ("A real task", a_real_task),
+    ("A goal", a_goal),
 )
 
 

@@ -39,6 +39,7 @@ SAID = {
     "paused": "Paused. What runs goes on to its end; `/goal resume {id}` goes on with the rest.",
     "planning": "Going on.",
     "active": "Going on.",
+    "blocked": "Going on; my question is still open.",
     "cancelled": "Cancelling {id}.",
     "told": "Noted. The plan is looked at again with that in mind.",
     "answered": "Thanks, going on.",

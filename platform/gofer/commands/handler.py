@@ -24,7 +24,7 @@ from gofer.commands.memory import MEMORY_COMMANDS, answer_memory
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.errors import ConfigError, Conflict, Forbidden, GoferError, NotFound, Temporary
 from gofer.heartbeat.records import mute_everybody
-from gofer.identity import TooManyGuesses, link, new_link, redeem, role_now
+from gofer.identity import WEB_CHAT, TooManyGuesses, link, new_link, redeem, role_now
 from gofer.intake.admit import Admitter, read_one
 from gofer.intake.unknown_senders import request_approval
 from gofer.jobs.control import ROLES, answer, begin_afresh
@@ -271,7 +271,8 @@ class CommandHandler:
         if message.command == "stop" and claim.payload.get("stopped"):
             # What is stopped says so itself.
             return Done()
-        if not known and not (message.private and message.command == "goal"):
+        # Services turn strangers away themselves; a member who may only look is told by us.
+        if not known and not (connected.integration.name == WEB_CHAT and message.command == "goal"):
             return Done()
         words = await self._words(claim, read)
         return await self._say(claim, read, connected, words) if words else Done()

@@ -161,8 +161,7 @@ def _settle_lost(this: Pass) -> None:
 
 def _stopped(this: Pass) -> Step | None:
     """Whether somebody stopped the goal, or it may not go on."""
-    asked_to = select(jobs.c.cancel_requested).where(jobs.c.id == this.claim.id)
-    if this.connection.execute(asked_to).scalar():
+    if this.goal.reason == records.CANCEL:
         return GoalEnd("cancelled", "cancelled")
     trust = records.trust_now(this.connection, this.goal, this.asked)
     if not trust:

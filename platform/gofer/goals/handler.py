@@ -37,6 +37,7 @@ QUIET_ENDS = frozenset({"declined"})
 """Reasons of goals that never began: nobody waits for a report."""
 BY_WORDS = "Answer with `/goal {id}` and your answer."
 GIVEN_UP = "I had to give this goal up ({reason}). `/goals` shows how far it got; ask again to have it done."
+STOPPED = "This goal was stopped. `/goals` shows how far it got."
 
 Show = Callable[[Claim, bool], None]
 """Shows how far a goal is, and that it is over. Contract: neither blocks nor raises."""
@@ -227,4 +228,5 @@ def goal_apology(connection: Connection, claim: Claim, reason: str) -> tuple[Dra
     binding = binding_of(connection, claim.conversation_id, claim.connection_id)
     if binding is None:
         return ()
-    return (Draft(binding, (GIVEN_UP.format(reason=reason),), "error", stopped_by=reason),)
+    words = STOPPED if reason == "cancelled" else GIVEN_UP.format(reason=reason)
+    return (Draft(binding, (words,), "error", stopped_by=reason),)

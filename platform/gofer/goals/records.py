@@ -15,6 +15,7 @@ from sqlalchemy import Connection, func, select, update
 from gofer.errors import Conflict, NotFound, TooOften
 from gofer.identity import role_now
 from gofer.jobs import control
+from gofer.jobs.children import children_of
 from gofer.jobs.kinds import GOAL
 from gofer.jobs.queue import SERVICE, submit
 from gofer.store import events, row_macs
@@ -23,7 +24,6 @@ from gofer.store.encryption import conversation_key, seal, unseal
 from gofer.store.ids import new_id
 from gofer.store.locks import lock_conversation
 from gofer.store.tables import (
-    FINAL,
     JobState,
     agents,
     connections,
@@ -45,6 +45,8 @@ MAX_A_MINUTE = 20
 """Goals of one conversation within a minute."""
 MAX_ATTEMPTS = 1000
 """Tries of the job that drives a goal: each pass of it is short, and none may be the last because processes died."""
+CANCEL = "cancel"
+"""The reason of a goal that somebody has cancelled, until its driver ends it."""
 TOLD = "told"
 """The change that an event speaks of when somebody said something about the goal."""
 TOO_MANY = "{count} goals are under way already, which is as many as I take on. Ask again when one has ended."
@@ -280,8 +282,8 @@ def pause(connection: Connection, goal_id: str, *, by: str) -> str:
     goal = _steerable(connection, goal_id)
     if goal.state == "paused":
         return "paused"
-    set_state(connection, goal, "paused", goal.state, by=by)
-    _wake(connection, goal)
+    set_state(connection, goal, "paused", f"{goal.state}:{goal.reason}", by=by)
+    _wake(connection, goal, by)
     return "paused"
 
 
@@ -290,21 +292,19 @@ def resume(connection: Connection, goal_id: str, *, by: str) -> str:
     goal = _steerable(connection, goal_id)
     if goal.state != "paused":
         raise Conflict(f"This goal is not paused, it is {goal.state}.")
-    state = "planning" if goal.reason == "planning" else "active"
-    set_state(connection, goal, state, by=by)
-    _wake(connection, goal)
+    state, _, reason = str(goal.reason).partition(":")
+    set_state(connection, goal, state, reason, by=by)
+    _wake(connection, goal, by)
     return state
 
 
 def cancel(connection: Connection, goal_id: str, *, by: str) -> str:
-    """End a goal: what runs of it is stopped at once, and the report says how far it got."""
+    """End a goal: what runs of it is stopped at once, and its driver reports how far it got."""
     goal = _steerable(connection, goal_id)
-    job = connection.execute(select(jobs.c.state).where(jobs.c.id == goal.job_id)).scalar()
-    if job is None or job in FINAL:
-        set_state(connection, goal, "cancelled", "cancelled", by=by)
-        return "cancelled"
-    note(connection, goal, "goal.changed", {"change": "cancel", "by": by})
-    control.cancel(connection, int(goal.job_id), by=by)
+    set_state(connection, goal, goal.state, CANCEL, by=by)
+    for child in children_of(connection, int(goal.job_id)):
+        control.cancel(connection, child, by=by)
+    _wake(connection, goal, by)
     return "cancelled"
 
 
@@ -322,7 +322,7 @@ def tell(
         control.answer(connection, vault, question, text, by=by, trust=trust, name=name)
         return "answered"
     note_words(connection, vault, goal, text, by=by, name=name, trust=trust)
-    _wake(connection, goal)
+    _wake(connection, goal, by)
     return TOLD
 
 
@@ -341,11 +341,13 @@ def _steerable(connection: Connection, goal_id: str) -> Any:
     return goal
 
 
-def _wake(connection: Connection, goal: Any) -> None:
-    """Have the driver look, whatever it waits for."""
+def _wake(connection: Connection, goal: Any, by: str) -> None:
+    """Have the driver look, whatever it waits for; also once more, if it is looking now."""
+    if control.signal(connection, int(goal.job_id), by=by):
+        return
     connection.execute(
         update(jobs)
-        .where(jobs.c.id == goal.job_id, in_state(JobState.WAITING, JobState.SCHEDULED))
+        .where(jobs.c.id == goal.job_id, in_state(JobState.WAITING))
         .values(state=JobState.READY, run_at=now())
     )
 

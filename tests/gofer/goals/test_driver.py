@@ -222,6 +222,18 @@ async def test_a_goal_that_an_agent_suggests_begins_with_the_persons_consent(wor
     assert (await bench.row()).state == "planning"
 
 
+async def test_pausing_and_resuming_is_no_consent(world: World) -> None:
+    bench = await Bench.made(world, asked={"consent": True})
+    await bench.go()
+    await world.run(partial(records.pause, goal_id=bench.goal_id, by="ann"))
+    assert isinstance(await bench.go(), Pause)
+    await world.run(partial(records.resume, goal_id=bench.goal_id, by="ann"))
+    assert isinstance(await bench.go(), Ask)
+    assert not await world.rows(select(tasks))
+    await bench.reply("No")
+    assert await bench.go() == GoalEnd("cancelled", "declined")
+
+
 async def test_where_several_agents_hear_the_goal_asks_who_takes_it(world: World) -> None:
     sailor = await world.agent("sailor")
     bench = await Bench.made(world, asked={"agents": ("gofer", "sailor")})

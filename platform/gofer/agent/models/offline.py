@@ -67,12 +67,17 @@ def _planned_lines(messages: tuple[ModelMessage, ...]) -> list[str]:
     return [line[2:].strip() for text in said for line in text.splitlines() if line.startswith("> $")]
 
 
+def _before(number: int) -> list[int]:
+    """The number of the task before the one with this index."""
+    return [number] if number else []
+
+
 def _plan(messages: tuple[ModelMessage, ...], malformed: dict[str, str]) -> Block:
     """One task for each command, one after the other; nothing more once the goal has been planned."""
     begun = any("The tasks so far:" in meant(block) for block in messages[0]["content"])
     lines = [] if begun else _planned_lines(messages)[:MAX_PLANNED]
     tasks = [
-        {"title": line[:100], "kind": "execution", "instructions": line, "needs": [number] if number else []}
+        {"title": line[1:].strip()[:100], "kind": "execution", "instructions": line, "needs": _before(number)}
         for number, line in enumerate(lines)
     ]
     plan = {"reply": f"{LABEL} One task for each command.", "tasks": tasks, "keep": [], "remember": []}
