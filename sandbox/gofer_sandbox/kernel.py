@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
 import struct
 import sys
 import threading
@@ -110,17 +111,20 @@ def acting_as(uid: int, gid: int) -> Iterator[None]:
         _set_thread_groups(groups)
 
 
-@contextmanager
-def adopting_orphans() -> Iterator[None]:
-    """Have what loses its parent meanwhile become a child of ours, to be reaped by us; one thread at a time."""
+def take_place(child: int) -> bool:
+    """End a child and become the parent of its children, which we then can reap; False when that is not possible."""
+    before = ctypes.c_int()
     with _adopting:
-        before = ctypes.c_int()
-        _checked(_libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0), "prctl")
-        _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
         try:
-            yield
+            _checked(_libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0), "prctl")
+            _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        except OSError:
+            return False
         finally:
-            _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0), "prctl")
+            _libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+    return True
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from gofer_sandbox.bubblewrap.probe import QUOTA_FIX, Probe
 from gofer_sandbox.bubblewrap.spawn import Spawned, as_user, spawn, through_mount
 from gofer_sandbox.errors import StartFailed
 from gofer_sandbox.inspection import is_alive
-from gofer_sandbox.kernel import adopting_orphans
+from gofer_sandbox.kernel import take_place
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import MIB, RESERVE, Limits
 from gofer_sandbox.local import Box
@@ -353,7 +353,7 @@ class BubblewrapBox(Box):
             self._ending = self._loop.create_task(self._end_monitor(self._child))
 
     async def _end_monitor(self, monitor: int) -> None:
-        if await asyncio.to_thread(_take_place, monitor):
+        if await asyncio.to_thread(take_place, monitor):
             self._child = self.reference.pid
 
     def detach(self) -> None:
@@ -407,17 +407,6 @@ class BubblewrapBox(Box):
         await clean_up(self._session, self.reference, self._group)
         if self.image is not None:
             await asyncio.to_thread(image.unmount_device, self.image)
-
-
-def _take_place(monitor: int) -> bool:
-    """End bubblewrap's own process and become the parent of its child."""
-    try:
-        with adopting_orphans():
-            os.kill(monitor, signal.SIGKILL)
-            os.waitpid(monitor, 0)
-    except OSError:
-        return False
-    return True
 
 
 async def clean_up(session: str, reference: Reference, group: ControlGroup | None) -> None:

@@ -156,8 +156,3 @@ class ControlWire(Outputs, ABC):
         super().rest()
         while self._files:
             os.close(self._files.popitem()[1][0])
-
-    def close(self) -> None:
-        """Let go of every descriptor; what is inside goes on."""
-        if not self._closed:
-            super().close()

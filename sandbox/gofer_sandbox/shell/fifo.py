@@ -14,11 +14,10 @@ from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
 from gofer_sandbox.shell.control import ControlWire
 from gofer_sandbox.shell.frames import Decoder
-from gofer_sandbox.shell.outputs import Ownership
+from gofer_sandbox.shell.outputs import SAFELY, Ownership
 
 _CHUNK = 2048
 """Whoever is inside can write any number of frames: few are read at a time, for all other sessions wait meanwhile."""
-_SAFELY = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"))
 
 
 class FifoWire(ControlWire):
@@ -26,8 +25,8 @@ class FifoWire(ControlWire):
 
     def __init__(self, control: Path, owner: Ownership, inside: str = scripts.INSIDE) -> None:
         super().__init__(control, owner, inside)
-        self._status = os.open(control / "st", os.O_RDWR | _SAFELY)
-        self._input = os.open(control / "in", os.O_RDWR | _SAFELY)
+        self._status = os.open(control / "st", os.O_RDWR | SAFELY)
+        self._input = os.open(control / "in", os.O_RDWR | SAFELY)
         self._decoder = Decoder()
 
     def open(self, listener: Listener) -> None:

@@ -33,8 +33,8 @@ _HELD_AT_MOST = 64
 _EARLIER = 0
 """Stands for the commands of an earlier server, whose numbers are not known."""
 # Windows has none of them, and imports this too.
-_SAFELY = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"))
-_READ, _WRITE = os.O_RDONLY | _SAFELY, os.O_WRONLY | _SAFELY
+SAFELY = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"))
+_READ, _WRITE = os.O_RDONLY | SAFELY, os.O_WRONLY | SAFELY
 
 
 @dataclass(frozen=True, slots=True)
