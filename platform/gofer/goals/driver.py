@@ -31,6 +31,9 @@ from gofer.jobs.fence import hold
 from gofer.jobs.outcome import Draft
 from gofer.jobs.queue import Claim
 from gofer.jobs.reply_planner import plan_replies
+from gofer.memory.notes import keep_note
+from gofer.memory.records import Source
+from gofer.memory.scopes import conversation_scope
 from gofer.store import row_macs
 from gofer.store.db_time import now
 from gofer.store.locks import lock_conversation
@@ -43,6 +46,8 @@ HIDDEN = frozenset({PLAN, REPORT})
 APPROVE, REFUSE = "Approve", "Refuse"
 AGAIN, FINISH = "Try again", "Finish with what there is"
 YES, NO = "Yes", "No"
+MAX_NOTE = 1000
+"""Characters of something that the planner wants remembered."""
 MAX_SUMMARY = 2000
 """Characters of a result that the planner reads."""
 PAUSED_FOR = 7 * 86400.0
@@ -65,6 +70,8 @@ class Rules:
     parallel: int = 2
     announced: Callable[[Pass], tuple[Draft, ...]] = lambda this: ()
     """What to say when a plan was taken."""
+    memory: bool = True
+    """Whether anything is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,12 +334,30 @@ def _apply(this: Pass, task: TaskRecord, content: Mapping[str, Any]) -> bool:
             instructions=new.instructions.strip(),
             needs=new.needs,
         )
+    _remember(this, plan.remember)
     _mark(this, task, "applied")
     facts = {"tasks": len(plan.tasks), "kept": len(plan.keep), "replans": this.goal.replans}
     records.note(this.connection, this.goal, "goal.planned", facts)
     this.read()
     plan_replies(this.connection, this.vault, this.claim, this.rules.announced(this))
     return True
+
+
+def _remember(this: Pass, facts: Sequence[str]) -> None:
+    """Note what the planner wants kept beyond the goal, for the conversation."""
+    source = Source(this.goal.conversation_id, this.goal.message_seq, this.claim.id)
+    for text in filter(None, (fact.strip()[:MAX_NOTE] for fact in facts if this.rules.memory)):
+        keep_note(
+            this.connection,
+            this.vault,
+            scope_id=conversation_scope(this.goal.conversation_id),
+            text=text,
+            trust="stranger" if this.goal.narrowed else this.goal.trust,
+            author=records.agent_name(this.connection, this.goal.agent_id),
+            source=source,
+            untrusted=this.goal.narrowed,
+            reason="goal",
+        )
 
 
 def _approval(this: Pass) -> Step | None:

@@ -91,7 +91,9 @@ class GoalDriver:
         claim = run.claim
         try:
             place = await self._place(claim)
-            rules = Rules(self._settings.goal_parallel, partial(self._announced, place=place))
+            settings = self._settings
+            announced = partial(self._announced, place=place)
+            rules = Rules(settings.goal_parallel, announced, settings.memory_v1)
             verb = partial(advance, vault=self._vault, claim=claim, rules=rules)
             this, step = await self._database.write(verb)
         except NotFound:
