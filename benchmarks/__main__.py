@@ -31,6 +31,7 @@ GROUPS = (
     "watching",
     "pages",
     "recall",
+    "heartbeat",
     "mcp_calls",
     "sockets",
 )

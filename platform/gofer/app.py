@@ -540,6 +540,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         accounts=platform.accounts,
         agents=AgentFiles.of(settings),
         signals=platform.signals,
+        settings=settings,
     )
     return Worker(
         owner=platform.owner,

@@ -25,6 +25,7 @@ from gofer.store.tables import (
     agents,
     conversations,
     events,
+    goals,
     heartbeat_findings,
     jobs,
     messages,
@@ -150,6 +151,27 @@ async def test_a_question_nobody_answered_is_nudged_once_and_says_why(
         (hour, _) = (await house.platform.database.read(partial(service_levels, timezone="UTC")))["windows"]
         assert hour["first_word"]["p95"] <= hour["answer"]["p95"], "the first word comes before the answer"
     assert model.refused == []
+
+
+async def test_a_press_can_make_a_goal_in_the_pressers_name(
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    action = {"label": "Plan it", "say": "Move everything to main.", "goal": True}
+    model = Anthropic([asking(), nudging(actions=[action])])
+    put(tmp_path / "data", {"gofer/agent.toml": ON})
+    async with answered_by(model, monkeypatch), open_house(telegram, tmp_path / "data") as house:
+        ann, hers = await asked(house, telegram)
+        await beat(house)
+        message = await nudged(telegram, hers)
+        assert "a goal, “Move everything to main.”" in message["text"]
+        telegram.phones.press(ann, message, "Plan it")
+
+        async def made() -> bool:
+            return await house.count(goals) == 1
+
+        await eventually(made, within=60)
+        (goal,) = await house.rows(select(goals))
+        assert (goal.asked_by, goal.trust) == (str(ann.id), "owner")
 
 
 async def test_mute_lasts_until_somebody_takes_it_back(

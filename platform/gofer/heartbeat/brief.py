@@ -13,10 +13,22 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from gofer.connections.inflow import fetch_trouble
-from gofer.heartbeat.findings import FAILED, ITEM, QUESTION, RECOMMENDATIONS, UNHEALTHY
+from gofer.errors import NotFound
+from gofer.goals.records import find_goal, request_of, task_count
+from gofer.heartbeat.findings import (
+    FAILED,
+    GOAL_BLOCKED,
+    GOAL_OVERDUE,
+    GOAL_STALLED,
+    ITEM,
+    QUESTION,
+    RECOMMENDATIONS,
+    UNHEALTHY,
+)
 from gofer.jobs.wait_reasons import clock_time
 from gofer.runs.heartbeat_settings import HeartbeatItem
 from gofer.sanitize import gist
+from gofer.store import row_macs
 from gofer.store.encryption import conversation_key, unseal
 from gofer.store.messages import open_stored
 from gofer.store.tables import ASIDE, JobState, connections, jobs, messages, questions, replies
@@ -29,6 +41,9 @@ WHY = {
     FAILED: "something asked for here could not be done at {since}",
     UNHEALTHY: "the connection {name} gives nothing",
     ITEM: "HEARTBEAT.md has an item that is due",
+    GOAL_BLOCKED: "a goal has waited for somebody here since {since}",
+    GOAL_OVERDUE: "a goal should have been done at {since}",
+    GOAL_STALLED: "a goal has not moved since {since}",
 }
 """Why a nudge came, for people."""
 
@@ -67,7 +82,7 @@ def explain(
         if finding.settled_at is not None:
             continue
         key = conversation_key(connection, vault, finding.conversation_id)
-        told = _told(connection, key, finding, by_id)
+        told = _told(connection, vault, key, finding, by_id)
         if told is not None:
             text, facts = told
             since = facts.get("since")
@@ -79,7 +94,7 @@ def explain(
 
 
 def _told(
-    connection: Connection, key: DataKey, finding: Row[Any], items: dict[str, HeartbeatItem]
+    connection: Connection, vault: Vault, key: DataKey, finding: Row[Any], items: dict[str, HeartbeatItem]
 ) -> tuple[str, dict[str, Any]] | None:
     subject = finding.subject.partition(":")[2]
     if finding.code == QUESTION:
@@ -88,6 +103,8 @@ def _told(
         return _failure(connection, key, int(subject.partition(":")[0]))
     if finding.code == UNHEALTHY:
         return _connection(connection, subject)
+    if finding.code in GOALS:
+        return _goal(connection, vault, finding.code, subject)
     item = items.get(finding.subject)
     return None if item is None else (f"The owner's list says that this is due: {item.text}", {})
 
@@ -143,6 +160,32 @@ def _asked(connection: Connection, key: DataKey, job: Any) -> str:
     return ""
 
 
+GOALS = {
+    GOAL_BLOCKED: "A goal waits for somebody",
+    GOAL_OVERDUE: "A goal is late",
+    GOAL_STALLED: "A goal does not move",
+}
+
+
+def _goal(connection: Connection, vault: Vault, code: str, goal_id: str) -> tuple[str, dict[str, Any]] | None:
+    """A goal that is still as it was found. What it wants is quoted when somebody known said it."""
+    try:
+        goal = find_goal(connection, goal_id)
+        asked = request_of(connection, vault, goal)
+    except (NotFound, row_macs.RowRefused):
+        return None
+    over = goal.finished_at is not None or goal.state == "paused"
+    moved_on = code != GOAL_OVERDUE and (goal.state == "blocked") != (code == GOAL_BLOCKED)
+    if over or moved_on:
+        return None
+    words = f": {gist(asked.text, MAX_QUOTE)!r}" if goal.trust in ("owner", "member") else ""
+    done, total = task_count(connection, goal_id)
+    since = goal.until if code == GOAL_OVERDUE else goal.changed_at
+    return f"{GOALS[code]}{words}. {done} of {total} tasks are done. It is {goal.state}, since", {
+        "since": since
+    }
+
+
 def _connection(connection: Connection, connection_id: str) -> tuple[str, dict[str, Any]] | None:
     row = connection.execute(select(connections).where(connections.c.id == connection_id)).one_or_none()
     reason = fetch_trouble(connection, connection_id) if row is not None and row.enabled else ""
@@ -167,5 +210,6 @@ time silence is right; a message has to be worth the interruption. With `recall`
 Your answer is not sent to anybody. It is read by a program, so answer with one JSON object and nothing else, one of:
 {"do": "silent", "why": "in a few words"}
 {"do": "nudge", "findings": [1], "text": "one to three plain sentences for the people here", "actions": [{"label": \
-"a button's few words", "say": "what the person says to you by pressing it"}]}
-`actions` may be empty and has at most three. Gofer adds why the message came and a button to stop such messages."""
+"a button's few words", "say": "what the person says to you by pressing it", "goal": false}]}
+`actions` may be empty and has at most three; with "goal": true, pressing makes a goal that is planned and done in \
+tasks. Gofer adds why the message came and a button to stop such messages."""

@@ -1,5 +1,5 @@
 """What a heartbeat finds, looked for without a model: questions nobody answered, work that failed, connections in
-trouble, and items of HEARTBEAT.md that are due.
+trouble, goals that are stuck, and items of HEARTBEAT.md that are due.
 
 Every look reads a bounded number of rows through an index, writes nothing, and depends on no earlier look: the same
 thing is found again until it is on record, whoever looks.
@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from gofer.connections.inflow import fetch_trouble
 from gofer.identity import private_person
 from gofer.jobs.kinds import ANSWER, POST
 from gofer.runs.heartbeat_settings import HeartbeatItem, HeartbeatSettings, due_items
+from gofer.store import row_macs
 from gofer.store.db_time import now
 from gofer.store.tables import (
     ENDED_BADLY,
     JobState,
     connections,
     conversations,
+    goals,
     heartbeat_findings,
     in_state,
     jobs,
@@ -29,6 +31,7 @@ from gofer.store.tables import (
     participants,
     principals,
     questions,
+    tasks,
 )
 
 QUESTION, FAILED, UNHEALTHY, ITEM = (
@@ -37,6 +40,7 @@ QUESTION, FAILED, UNHEALTHY, ITEM = (
     "connection.unhealthy",
     "item.due",
 )
+GOAL_BLOCKED, GOAL_OVERDUE, GOAL_STALLED = "goal.blocked", "goal.overdue", "goal.stalled"
 RECOMMENDATIONS = {
     QUESTION: ("answer_question", "Answer the question, or say that it is not needed any more."),
     FAILED: ("try_again", "Ask for it again, or say what should be done instead."),
@@ -45,6 +49,9 @@ RECOMMENDATIONS = {
         "Look at the connection: `gofer doctor` says what is wrong and how to fix it.",
     ),
     ITEM: ("do_item", "Do what the item says, or take it off the list."),
+    GOAL_BLOCKED: ("unblock_goal", "Answer what the goal waits for, or cancel it."),
+    GOAL_OVERDUE: ("review_goal", "Look at how far the goal is, and give it more time or cancel it."),
+    GOAL_STALLED: ("review_goal", "Look at how far the goal is, and say how to go on or cancel it."),
 }
 """By what was found: the code of what is recommended, and the sentence."""
 WAITED = 3600.0
@@ -52,6 +59,8 @@ WAITED = 3600.0
 FAILED_WITHIN = 86400.0
 """Seconds for which something that failed is news."""
 ASKED_WITHIN = 30 * 86400.0
+STALLED_AFTER = 6 * 3600.0
+"""Seconds without progress after which a goal at work counts as stalled."""
 MAX_ROWS = 500
 """Rows that one look reads of each sort, the newest."""
 MAX_HOMES = 50
@@ -101,6 +110,7 @@ def look(connection: Connection, watch: HeartbeatWatch) -> list[Due]:
     if not watch.open:
         return []
     found = [*_questions(connection, watch), *_failed(connection, watch), *_unhealthy(connection, watch)]
+    found += _goals(connection, watch)
     found += [
         Due(ITEM, f"item:{item.id}", "", period)
         for item, period in due_items(watch.items, watch.at, watch.timezone)
@@ -154,6 +164,29 @@ def _unhealthy(connection: Connection, watch: HeartbeatWatch) -> Iterable[Due]:
     for row in connection.execute(select(connections.c.id).where(connections.c.enabled).limit(MAX_ROWS)):
         if fetch_trouble(connection, row.id):
             yield Due(UNHEALTHY, f"connection:{row.id}", "", day)
+
+
+def _goals(connection: Connection, watch: HeartbeatWatch) -> Iterable[Due]:
+    """Goals of this agent that wait for somebody, are late, or do not move."""
+    moved = (
+        select(func.max(func.coalesce(tasks.c.finished_at, tasks.c.started_at, tasks.c.created_at)))
+        .where(tasks.c.goal_id == goals.c.id)
+        .scalar_subquery()
+    )
+    query = select(goals, moved.label("moved")).where(
+        goals.c.agent_id == watch.agent_id, goals.c.finished_at.is_(None), goals.c.state != "paused"
+    )
+    for row in connection.execute(query.order_by(goals.c.created_at.desc()).limit(MAX_ROWS)).all():
+        if not row_macs.fits(connection, goals, row):
+            continue
+        since = max(row.changed_at, row.moved or 0)
+        subject = f"goal:{row.id}"
+        if row.until is not None and row.until < watch.at:
+            yield Due(GOAL_OVERDUE, subject, row.conversation_id)
+        elif row.state == "blocked" and since < watch.at - WAITED:
+            yield Due(GOAL_BLOCKED, subject, row.conversation_id, f"{since:.0f}")
+        elif row.state != "blocked" and since < watch.at - STALLED_AFTER:
+            yield Due(GOAL_STALLED, subject, row.conversation_id, f"{since:.0f}")
 
 
 def _day(watch: HeartbeatWatch) -> str:

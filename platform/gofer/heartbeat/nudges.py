@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,8 @@ from sqlalchemy import Connection, select
 
 from gofer.connections.context import LoadedConnections
 from gofer.crash import crash_point
-from gofer.errors import NotFound
+from gofer.errors import NotFound, TooOften
+from gofer.goals.requests import make_goal
 from gofer.heartbeat.brief import Explained
 from gofer.heartbeat.records import NUDGED, is_muted, set_muted, settle
 from gofer.identity import role_now
@@ -31,13 +32,14 @@ from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Wait
 from gofer.jobs.queue import SERVICE, Claim, submit
 from gofer.jobs.worker import Run
 from gofer.runs.agent_files import AgentFiles, in_force
+from gofer.settings import Settings
 from gofer.store import events as log
 from gofer.store import row_macs
 from gofer.store.database import Database
 from gofer.store.encryption import body_digest, conversation_key, seal, unseal
 from gofer.store.ids import new_id
 from gofer.store.locks import lock_conversation
-from gofer.store.messages import binding_of
+from gofer.store.messages import StoredMessage, binding_of
 from gofer.store.tables import SCHEDULE, Trust, events, members, questions
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
@@ -59,6 +61,8 @@ class NudgeAction:
 
     label: str
     say: str
+    goal: bool = False
+    """Whether that is a goal, to be planned and done in tasks, rather than a message to be answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,9 @@ class Nudge:
     @property
     def words(self) -> str:
         """All of it for people."""
-        offers = "".join(f"\n- {each.label}: “{each.say}”" for each in self.actions)
+        offers = "".join(
+            f"\n- {each.label}: {'a goal, ' if each.goal else ''}“{each.say}”" for each in self.actions
+        )
         why = WHY.format(why="; ".join(self.why), agent=self.agent)
         return "\n\n".join(
             [self.text + (f"\n{offers}" if offers else ""), f"{why} {STOP.format(agent=self.agent)}"]
@@ -129,7 +135,9 @@ class Nudges:
         accounts: LoadedConnections,
         agents: AgentFiles,
         signals: Signals,
+        settings: Settings,
     ) -> None:
+        self._settings = settings
         self._database = database
         self._vault = vault
         self._accounts = accounts
@@ -152,7 +160,11 @@ class Nudges:
         action = next((each for each in nudge.actions if each.label == pressed.text), None)
         if action is None:
             return Done(reason="" if pressed.text else "question.expired")
-        await self._say(claim, nudge, action, pressed)
+        try:
+            await self._say(claim, nudge, action, pressed)
+        except TooOften as error:
+            draft = await self._draft(claim, nudge, str(error))
+            return Done((draft,) if draft is not None else ())
         return Done()
 
     async def _write(self, claim: Claim, nudge: Nudge) -> Outcome:
@@ -188,7 +200,13 @@ class Nudges:
     async def _say(self, claim: Claim, nudge: Nudge, action: NudgeAction, pressed: NudgePress) -> None:
         """Write what the button says into the conversation, in the name of whoever pressed it."""
         verb = partial(
-            _take_in, vault=self._vault, claim=claim, agent=nudge.agent, text=action.say, pressed=pressed
+            _take_in,
+            vault=self._vault,
+            settings=self._settings,
+            claim=claim,
+            agent=nudge.agent,
+            action=action,
+            pressed=pressed,
         )
         taken = await self._database.write(verb)
         crash_point("nudge.said")
@@ -246,9 +264,15 @@ def _signed_in(connection: Connection, pressed: NudgePress) -> bool:
 
 
 def _take_in(
-    connection: Connection, vault: Vault, claim: Claim, agent: str, text: str, pressed: NudgePress
+    connection: Connection,
+    vault: Vault,
+    settings: Settings,
+    claim: Claim,
+    agent: str,
+    action: NudgeAction,
+    pressed: NudgePress,
 ) -> Taken:
-    conversation_id = str(claim.conversation_id)
+    conversation_id, text = str(claim.conversation_id), action.say
     lock_conversation(connection, conversation_id)
     place = find_place(connection, conversation_id)
     # Looked up once more: whoever lost their role since the press has a stranger's word.
@@ -261,7 +285,7 @@ def _take_in(
         # Somebody who pressed elsewhere, such as on the dashboard, has no identity here.
         author=Author(pressed.by if known else claim.lane, pressed.name),
         text=text,
-        addressed=True,
+        addressed=not action.goal,
         kind=place.kind,
         event="message" if known else SCHEDULE,
         trigger="button",
@@ -281,4 +305,10 @@ def _take_in(
         body_hash=body_digest(vault, body),
         trust=Trust(role if known else pressed.trust),
     )
-    return take_in(connection, vault, arrival)
+    taken = take_in(connection, vault, arrival)
+    if action.goal and taken.result == "accepted" and taken.seq is not None:
+        read = StoredMessage(taken.seq, message, arrival.trust, place.connection_id)
+        where = {"workspace_id": claim.workspace_id, "conversation_id": conversation_id}
+        make_goal(connection, vault, settings, read, text, **where)
+        return replace(taken, woke=True)
+    return taken

@@ -81,6 +81,7 @@ class ActionWish(_Decision):
 
     label: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
     say: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500)]
+    goal: bool = False
 
 
 class SilenceWish(_Decision):
@@ -317,7 +318,10 @@ class HeartbeatRuns:
         actions = (
             ()
             if narrowed
-            else tuple(NudgeAction(self._clean(each.label), self._clean(each.say)) for each in wish.actions)
+            else tuple(
+                NudgeAction(self._clean(each.label), self._clean(each.say), each.goal)
+                for each in wish.actions
+            )
         )
         return Nudge(
             agent=spec.name,

@@ -11,8 +11,9 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 
 from gofer.heartbeat.beats import Beats
+from gofer.heartbeat.brief import explain
 from gofer.heartbeat.findings import HeartbeatWatch, clock, look
-from gofer.heartbeat.records import NUDGED, holds_back, nudges, record, set_muted, settle
+from gofer.heartbeat.records import NUDGED, findings_of, holds_back, nudges, record, set_muted, settle
 from gofer.jobs.notifications import LocalSignals
 from gofer.jobs.outcome import Dead, Wait
 from gofer.runs.agent_files import AgentFiles
@@ -23,6 +24,7 @@ from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import (
     agents,
     events,
+    goals,
     heartbeat_findings,
     jobs,
     messages,
@@ -30,6 +32,7 @@ from gofer.store.tables import (
     questions,
     spends,
 )
+from support.goal_bench import new_goal
 from support.world import CONNECTION, World
 
 DAY = 86400.0
@@ -233,6 +236,41 @@ async def test_a_connection_in_trouble_is_news_once_a_day_and_not_while_nobody_r
         lambda c: c.execute(update(messages).where(known).values(trust="member", created_at=watching.at + 60))
     )
     assert await found(world, tomorrow) == [("connection.unhealthy", where)]
+
+
+async def test_goals_that_wait_are_late_or_do_not_move_are_found(world: World) -> None:
+    await world.say(room="kitchen")
+    for claim in await world.claim(10):
+        await world.end(claim)
+    (where,) = {row.conversation_id for row in await world.rows(select(participants))}
+    blocked, late, stalled, paused, fresh = [await new_goal(world, where, f"goal {n}") for n in range(5)]
+    watching = await watch(world)
+
+    def change(connection: Connection) -> None:
+        for goal, values in {
+            blocked: {"state": "blocked", "changed_at": watching.at - 7200},
+            stalled: {"state": "active", "changed_at": watching.at - 7 * 3600},
+            paused: {"state": "paused", "changed_at": watching.at - 7 * DAY},
+            fresh: {"state": "blocked", "changed_at": watching.at - 60},
+        }.items():
+            connection.execute(update(goals).where(goals.c.id == goal).values(**values))
+        row_macs.update(connection, goals, goals.c.id == late, {"until": watching.at - 60})
+
+    await world.run(change)
+    seen = await world.database.read(lambda c: look(c, watching))
+    assert {(each.code, each.subject) for each in seen} == {
+        ("goal.blocked", f"goal:{blocked}"),
+        ("goal.overdue", f"goal:{late}"),
+        ("goal.stalled", f"goal:{stalled}"),
+    }
+    assert await beat(world, watching) == 1
+    (job,) = await world.rows(select(jobs).where(jobs.c.kind == "heartbeat"))
+    rows = await world.database.read(lambda c: findings_of(c, job.id))
+    told = await world.database.read(lambda c: explain(c, world.vault, rows, (), "UTC"))
+    assert any("A goal waits for somebody: 'goal 0'. 0 of 0 tasks are done." in each.text for each in told)
+    done = update(goals).values(state="done", finished_at=watching.at)
+    await world.run(lambda c: c.execute(done))
+    assert await world.database.read(lambda c: explain(c, world.vault, rows, (), "UTC")) == [], "it is over"
 
 
 async def test_a_switched_off_agent_and_one_whose_file_is_gone_do_nothing(
