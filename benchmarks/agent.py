@@ -19,6 +19,7 @@ from benchmarks.report import Row
 GROUP = "agent"
 TURNS = len(TOOLS) + 1
 HISTORIES = (10, 1_000, 10_000)
+RECALLS = 300
 AT_ONCE = 200
 SLOW = 0.5
 """Seconds the slow model takes for a turn."""
@@ -28,6 +29,7 @@ async def main(quick: bool) -> list[Row]:
     """The figures."""
     rows = await _overhead(2 if quick else 5, 20 if quick else 50)
     rows += await _history(10 if quick else 40)
+    rows.append(await _after_recalls(10 if quick else 40))
     rows.append(await _idle(200 if quick else 1_000))
     rows.append(await _together())
     return rows
@@ -123,6 +125,26 @@ async def _history(rounds: int) -> list[Row]:
         )
         for count in longer
     ]
+
+
+async def _after_recalls(rounds: int) -> Row:
+    """The same task in a conversation of 10,000 messages whose runs have recalled 300 times, and in a new one."""
+    model = Scripted()
+    old, new = list[float](), list[float]()
+    async with bench(model) as made:
+        await made.remember("old room", 10_000)
+        async with made.working():
+            model.recalls = RECALLS // 30
+            for _ in range(30):
+                await made.ask("old room")
+            model.recalls = 0
+            await made.ask("warm room")
+            for number in range(rounds):
+                old.append(await made.ask("old room"))
+                new.append(await made.ask(f"new room {number}"))
+    took, floor = statistics.median(old) / TURNS * 1000, statistics.median(new) / TURNS * 1000
+    name = f"per turn, 10,000 messages and {RECALLS} recalls before"
+    return Row(*(GROUP, name, took, "ms"), "a new conversation", floor, at_most=1.5)
 
 
 async def _idle(count: int) -> Row:

@@ -67,6 +67,8 @@ class Scripted:
 
     def __init__(self, pause: float = 0) -> None:
         self.calls = len(TOOLS)
+        self.recalls = 0
+        """How often it searches its memory in a turn before it answers, in the place of other tools."""
         self.pause = pause
         self._ids = itertools.count(1)
 
@@ -76,7 +78,16 @@ class Scripted:
         done = 0
         while any(block["type"] == "tool_result" for block in request.messages[-1 - 2 * done]["content"]):
             done += 1
-        if done == self.calls or not request.tools:
+        if self.recalls and not done and request.tools:
+            ids = [next(self._ids) for _ in range(self.recalls)]
+            asked = [{"query": f"which shelf is for the blue cups of day {number}"} for number in ids]
+            found = [
+                {"type": "tool_use", "id": f"toolu_{number}", "name": "recall", "input": query}
+                for number, query in zip(ids, asked, strict=True)
+            ]
+            yield Turn(found, "tool_use", Usage(100, 0, 0, 0, 10), self.name)
+            return
+        if done == (1 if self.recalls else self.calls) or not request.tools:
             yield Turn([{"type": "text", "text": ANSWERED}], "end", Usage(100, 0, 0, 0, 10), self.name)
             return
         name, arguments = TOOLS[done]

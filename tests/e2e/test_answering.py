@@ -207,7 +207,11 @@ async def test_new_ends_what_is_being_done_and_the_next_run_knows_nothing_of_it(
     await eventually(lambda: "Stopped, as asked." in office.told(room))
     office.model.gate.set()
     await eventually(lambda: "Afresh." in office.told(room))
-    expected = ["A fresh start: what was said before is forgotten.", "Afresh.", "Stopped, as asked."]
+    expected = [
+        "A fresh start: I no longer have in mind what was said before. Ask me to recall it if you need it.",
+        "Afresh.",
+        "Stopped, as asked.",
+    ]
     assert sorted(office.told(room)[1 if waiting else 0 :]) == expected
     assert len(office.model.received) == 2
     seen = str(office.model.received[1]["messages"])

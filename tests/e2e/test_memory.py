@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -125,6 +126,21 @@ def test_a_canary_of_a_private_room_is_nowhere_else(town: Town) -> None:
             pages.append(f"/conversations/{conversation['id']}/messages")
     for page in pages:
         assert "marzipan" not in ben.get(page).text, page
+    browser = town.house.browser()
+    assert browser.follow(town.house.link(town.people["ben"])).status_code == 303
+    heard = [each["id"] for each in ben.get("/conversations").json()["conversations"]]
+    shown = [f"/conversations/{each}" for each in heard if each not in private]
+    runs = [
+        f"/runs/{job['id']}"
+        for job in ben.get("/jobs").json()["jobs"]
+        if job["conversation_id"] not in private
+    ]
+    for page in ["/memory", "/memory?query=marzipan", *shown, *runs]:
+        found = browser.get(page)
+        assert found.status_code in (200, 303), (page, found.status_code)
+        assert "marzipan" not in found.text.replace("query=marzipan", "").replace('value="marzipan"', ""), (
+            page
+        )
     for path in town.house.settings.data_dir.rglob("*"):
         if path.is_file():
             assert b"marzipan" not in path.read_bytes(), path
@@ -150,6 +166,29 @@ def test_an_agent_remembers_searches_and_reads(town: Town) -> None:
     assert "score" in found[0]
     assert "Gannet" in town.ask("ann-boat-later", "ann", "What is the name of my boat?")
     assert "Gannet" not in town.ask("ben-boat", "ben", "What is the name of the boat?")
+
+
+def test_a_search_does_not_find_the_question_and_a_run_counts_once(town: Town) -> None:
+    found: list[str] = []
+
+    def script(request: Mapping[str, Any]) -> Reply:
+        last = request["messages"][-1]["content"]
+        result = next((str(block["content"]) for block in last if block["type"] == "tool_result"), "")
+        if len(found) < 2:
+            found.extend([result] if result else [])
+            return calls(call("recall", query="Which colour has the harbour crane"))
+        return say(f"Green, as {re.findall(r'mem_[a-z0-9.]+', found[0])[0]} says.")
+
+    town.ask("ann-crane", "ann", "The harbour crane has a green colour.")
+    town.ask("ann-crane", "ann", "And what else?")
+    counters = town.house.platform.recall.counters
+    before = (counters.shown, counters.used)
+    town.script = script
+    town.ask("ann-crane", "ann", "Which colour has the harbour crane?")
+    town.script = lambda request: say("Good.")
+    assert "green colour" in found[0]
+    assert "Which colour has the harbour crane?" not in found[0], "the question itself"
+    assert (counters.shown - before[0], counters.used - before[1]) == (1, 1)
 
 
 def test_commands_remember_list_and_forget(town: Town) -> None:

@@ -287,7 +287,7 @@ class Command:
 
 COMMANDS = (
     Command("help", "What I can do"),
-    Command("new", "Start afresh: what was said before is forgotten"),
+    Command("new", "Start afresh, without what was said before in mind"),
     Command("stop", "Stop what I am doing here"),
     Command("status", "What I am doing, and what it has cost so far"),
     Command("cost", "What was spent here, today and in all"),

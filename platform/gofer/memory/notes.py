@@ -3,6 +3,7 @@ as a `memory.event` without words."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -44,7 +45,7 @@ def keep_note(
     repeated."""
     if memory_id is not None and (known := _known(connection, vault, memory_id, scope_id)) is not None:
         return known
-    words = clean(text).strip()
+    words = clean_note(text)
     if not words:
         raise Malformed("There is nothing to remember: the text is empty.")
     if len(words) > MAX_NOTE:
@@ -57,6 +58,26 @@ def keep_note(
     made = records.remember(connection, vault, new, memory_id=memory_id, at=at)
     tell(connection, "remember", made.id, reason, source.conversation_id, after=len(words))
     return made
+
+
+_JOINERS = re.compile("(?<=[^\\s\u200b-\u200f])[\u200c\u200d](?=[^\\s\u200b-\u200f])")
+_STAND_INS = {"\u200c": "\ue0fc", "\u200d": "\ue0fd"}
+
+
+def clean_note(text: str) -> str:
+    """A note's words, cleaned as all that people write. Joiners stay between two characters beyond ASCII: Persian and
+    Hindi words, and emoji of several parts, are spelled with them."""
+    text = text.translate(dict.fromkeys(map(ord, _STAND_INS.values())))
+    kept = _JOINERS.sub(lambda found: _held(text, found), text)
+    words = clean(kept).strip()
+    for joiner, stand_in in _STAND_INS.items():
+        words = words.replace(stand_in, joiner)
+    return words
+
+
+def _held(text: str, found: re.Match[str]) -> str:
+    around = text[found.start() - 1], text[found.end()]
+    return "" if any(map(str.isascii, around)) else _STAND_INS[found[0]]
 
 
 def _known(connection: Connection, vault: Vault, memory_id: str, scope_id: str) -> Memory | None:
@@ -89,7 +110,7 @@ def change_memory(
 ) -> Memory:
     """Give a note other words; the old ones stay as an older version."""
     before = records.resolve(connection, vault, memory_id, scopes=scopes)
-    words = clean(text).strip()
+    words = clean_note(text)
     if len(words) > MAX_NOTE:
         raise Malformed(f"A note has at most {MAX_NOTE} characters; this has {len(words)}.")
     made = records.change(connection, vault, memory_id, scopes=scopes, text=words, **values)

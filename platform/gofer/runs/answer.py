@@ -270,6 +270,8 @@ class Answerer:
                     loop = await build(spec, model, tools, prices, ports, servers)
                     end = await loop.run()
         crash_point("run.answered")
+        if isinstance(ports.memories, StoreMemories) and isinstance(end, Answered):
+            ports.memories.answered(end.text)
         if self._settings.memory_v1 and claim.participant_id and await loop.fullness() > FULL:
             await self._database.write(partial(ensure_summing_up, participant=claim.participant_id))
         # Others may have joined in meanwhile: the reply goes to the last person the run has heard.

@@ -43,6 +43,8 @@ _NUMBER = re.compile(r"#?([0-9]{1,18})")
 _QUOTED = "\n\n(with words of somebody else:)\n"
 
 
+FOUND, _SPARE = 10, 5
+"""Memories that a search gives at most, and how many more are looked for."""
 REMINDERS = 5
 """Memories that are shown at a run's start at most."""
 MIN_SHARE = 0.18
@@ -68,7 +70,8 @@ class StoreMemories:
         self._recall = recall or Recall(database, vault)
         self._reminds = remind
         self._shown: set[str] = set()
-        """What this run was shown and has not used yet."""
+        """What this run was shown."""
+        self._used = False
 
     def new_id(self) -> str:
         return new_id("mem")
@@ -86,10 +89,17 @@ class StoreMemories:
         found = await self._database.read(
             partial(_resolved, vault=self._vault, memory_id=memory_id, scopes=scopes)
         )
-        if memory_id in self._shown:
-            self._recall.counters.used += 1
-            self._shown.clear()  # a run counts once
+        self._use(memory_id in self._shown)
         return found
+
+    def answered(self, text: str) -> None:
+        """The run has ended with this answer, which may name what it was shown."""
+        self._use(any(memory_id in text for memory_id in self._shown))
+
+    def _use(self, used: bool) -> None:
+        if used and not self._used:  # a run counts once
+            self._used = True
+            self._recall.counters.used += 1
 
     async def _scopes(self, narrowed: bool) -> tuple[str, ...]:
         return await self._database.read(
@@ -102,10 +112,16 @@ class StoreMemories:
         )
 
     async def search(self, query: str, *, narrowed: bool) -> Sequence[Recollection]:
-        results = await self._recall.search(await self._scopes(narrowed), query)
+        # A few more, since what this run was just told is left out: the question fits itself best.
+        results = await self._recall.search(await self._scopes(narrowed), query, FOUND + _SPARE)
         await self._tell_degraded(results)
-        self._show(each.memory for each in results.found)
-        return [replace(recollection(each.memory), score=each.score) for each in results.found]
+        found = [each for each in results.found if not self._was_just_said(each.memory)][:FOUND]
+        self._show(each.memory for each in found)
+        return [replace(recollection(each.memory), score=each.score) for each in found]
+
+    def _was_just_said(self, memory: Memory) -> bool:
+        here = memory.kind == "turn" and memory.source.conversation_id == self._conversation
+        return here and (memory.source.message_seq or 0) > self._claim.covers_from
 
     def _show(self, found: Iterable[Memory]) -> None:
         ids = {memory.id for memory in found}

@@ -209,7 +209,9 @@ class Metrics:
         self._shown = Gauge(
             "gofer_memory_runs_shown", "Runs that were shown memories since start.", registry=self.registry
         )
-        self._used = Gauge("gofer_memory_runs_used", "Of those, runs that used one.", registry=self.registry)
+        self._used = Gauge(
+            "gofer_memory_runs_used", "Of those, runs that read or named one.", registry=self.registry
+        )
         self._degraded = Gauge(
             "gofer_memory_degraded", "Scopes that cannot be searched as they should.", registry=self.registry
         )

@@ -229,3 +229,40 @@ def test_the_memory_page_does_what_the_api_does(house: House, people: dict[str, 
     assert "Tides turn at one" in browser.get("/memory/export").text
     refused = browser.post("/memory", csrf=csrf_in(page), scope="nobody", text="x")
     assert "is no audience" in refused.text
+
+
+def test_a_scope_that_nobody_has_is_not_indexed_anew(people: dict[str, Any]) -> None:
+    api = people["apis"]["owner"]
+    refused = api.post("/memories/reindex", json={"scope": "agent:nope"})
+    assert (refused.status_code, "There is no agent:nope." in refused.text) == (404, True)
+    assert api.post("/memories/reindex", json={"scope": "agent:gofer"}).json() == {"scopes": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("می\u200cخواهم برای 👩\u200d🌾", "می\u200cخواهم برای 👩\u200d🌾"),
+        ("क्\u200dष", "क्\u200dष"),
+        ("pass\u200dword \u200dx y\u200d a\u200b\u202eb", "password x y ab"),
+        ("\ue0fcsecret\ue0fd", "secret"),
+    ],
+)
+def test_joiners_stay_where_words_are_spelled_with_them(people: dict[str, Any], text: str, kept: str) -> None:
+    api = people["apis"]["owner"]
+    made = api.post("/memories", json={"scope": people["persons"]["owner"], "text": text})
+    assert made.json()["text"] == kept
+
+
+def test_a_long_query_gets_a_page(house: House, people: dict[str, Any]) -> None:
+    browser = house.browser()
+    browser.follow(house.link(people["members"]["owner"]))
+    for length in (10_000, 40_000):
+        page = browser.get("/memory?query=" + "lighthouse+" * (length // 11))
+        assert page.status_code == 200, page.text[:300]
+
+
+def test_what_an_address_cannot_be_asked_says_what_it_can(people: dict[str, Any]) -> None:
+    api = people["apis"]["owner"]
+    for path, verb in (("export", "GET"), ("import", "POST"), ("reindex", "POST")):
+        refused = api.request("OPTIONS", f"/memories/{path}")
+        assert (refused.status_code, verb in refused.headers.get("allow", "")) == (405, True), path

@@ -17,11 +17,15 @@ from gofer.web.api.http import WHOLE, RequestModel, json_response, parse_body, p
 from gofer.web.auth import Scope, Visitor, note, visitor_of
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.auth.members import find_member, first_owner
-from gofer.web.auth.principal import AGENT_NOUNS, NOUNS, read_scopes
+from gofer.web.auth.principal import AGENT_NOUNS, NOUNS, SCOPES, read_scopes
 from gofer.web.auth.sessions import TOKEN_LIFE, revoke_token
 from gofer.web.queries.members import list_tokens, make_token, told_scopes
 
 DAYS = int(TOKEN_LIFE / 86400)
+
+
+_WORD = {"pattern": f"^({'|'.join(NOUNS)}):({'|'.join(SCOPES)})$"}
+"""For the description of the API alone: what is no scope is refused with a sentence that lists them."""
 
 
 class NewToken(RequestModel):
@@ -29,7 +33,7 @@ class NewToken(RequestModel):
 
     name: str = Field(min_length=1, max_length=100, description="What it is for.")
     scope: Scope = Field(default="read", description="For every noun; `scopes` narrows it to some.")
-    scopes: list[Annotated[str, Field(max_length=60)]] = Field(
+    scopes: list[Annotated[str, Field(max_length=60, json_schema_extra=_WORD)]] = Field(
         default_factory=list,
         max_length=len(NOUNS),
         description="Words such as `jobs:write`: it may then use these nouns only, and `scope` does not count.",

@@ -347,11 +347,21 @@ def take_in(
     return {"scope": target, "imported": count}
 
 
+def _there(connection: Connection, scope_id: str) -> str:
+    """A scope by its id; raises NotFound for one that nobody has."""
+    found = named_scope(connection, scope_id)
+    if not _exists(connection, found):
+        raise NotFound(f"There is no {scope_id[:80]}.")
+    return found
+
+
 async def begin_reindex(platform: Platform, scope_id: str) -> dict[str, Any]:
     """Index a scope anew, or all of them, in the background."""
+    if scope_id:
+        split_scope(scope_id)
+        scope_id = await platform.database.read(partial(_there, scope_id=scope_id))
     scopes = [scope_id] if scope_id else await platform.database.read(indexed_scopes)
     for each in scopes:
-        split_scope(each)
         await platform.database.write(partial(reindex, scope_id=each))
         platform.recall.degraded.pop(each, None)
     if not scope_id:
