@@ -29,6 +29,9 @@ class Guarded:
     token_path: str = "/token"
     issuer: str = ""
     """What it says of itself when it sends somebody back."""
+    tokens_at: str = ""
+    """Which authorisation server it names; itself, unless it says another."""
+    asked_for_metadata: list[str] = field(default_factory=list)
     stolen: list[str] = field(default_factory=list)
     """What came to a place that is not its own."""
 
@@ -54,9 +57,12 @@ class Guarded:
         return await self.inner._answer(request)
 
     async def _resource(self, request: Request) -> Response:
-        return JSONResponse({"resource": f"{self.url}/plain", "authorization_servers": [self.url]})
+        return JSONResponse(
+            {"resource": f"{self.url}/plain", "authorization_servers": [self.tokens_at or self.url]}
+        )
 
     async def _server(self, request: Request) -> Response:
+        self.asked_for_metadata.append(request.url.path)
         return JSONResponse(
             {
                 "issuer": self.url,

@@ -198,9 +198,10 @@ def _add_the_rest(server: MCPServer[Any]) -> None:
 class OpenEndpoint(McpEndpoint):
     """Ours, for callers without a token."""
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request) -> str:
         if request.headers.get("origin"):
             check_origin(request)
+        return "suite"
 
     def build(self) -> Any:
         return suite_server()._lowlevel_server

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -62,21 +63,21 @@ class ServerNotes:
 
     forget: Callable[[], None]
     """Called when its list of tools is no longer to be believed."""
+    keep: Callable[[ToolList], None]
+    """Called with a list that was just read."""
+    offered: ToolList | None = None
+    """What the run has of it."""
     dropped: dict[str, str] = field(default_factory=dict)
     """Tools that were dropped from its list, with the reason."""
     auth: httpx2.Auth | None = None
+    program: SandboxedProgram | None = None
     untold: bool = False
     """Whether its list has changed, and the run was not told so yet."""
 
     def list_changed(self) -> None:
-        """It said that its tools are others now: the next run reads them, and this one is told."""
+        """It said that its tools are others now: the next run has them, and this one is told."""
         self.forget()
         self.untold = True
-
-    def told_change(self) -> str:
-        """What to tell the run, once."""
-        told, self.untold = LIST_CHANGED if self.untold else "", False
-        return told
 
 
 class McpConnection:
@@ -111,9 +112,10 @@ class McpConnection:
                 async with asyncio.timeout(self._settings.start_timeout):
                     self._client = await asyncio.shield(ready)
             except TimeoutError:
+                why = self.notes.program.why_so_slow() if self.notes.program is not None else ""
                 await self._close()
                 raise Temporary(
-                    f"{self._name} did not start within {self._settings.start_timeout:g} seconds."
+                    f"{self._name} did not start within {self._settings.start_timeout:g} seconds.{why}"
                 ) from None
             except BaseException:
                 await self._close()
@@ -202,6 +204,19 @@ class McpConnection:
         dropped = {name: why for name, why in self.notes.dropped.items() if settings.allows(name)}
         return replace(looked, left_out={**dropped, **looked.left_out})
 
+    async def remark(self) -> str:
+        """What to tell a run whose server said that its tools have changed. Some say so whenever they start: nothing
+        is told if the list is the same."""
+        if not self.notes.untold:
+            return ""
+        self.notes.untold = False
+        try:
+            found = await self.list(self._settings)
+        except GoferError:
+            return LIST_CHANGED
+        self.notes.keep(found)
+        return "" if found == self.notes.offered else LIST_CHANGED
+
     async def close(self) -> None:
         """End it; never raises, and waits no longer than a moment."""
         async with self._turn:
@@ -257,6 +272,8 @@ class McpServers:
             lists = await asyncio.gather(
                 *(self._listed(name, settings, connections[name]) for name, settings in servers.items())
             )
+            for connection, known in zip(connections.values(), lists, strict=True):
+                connection.notes.offered = known.tools
             yield _brought(servers, connections, dict(zip(servers, lists, strict=True)))
         finally:
             await asyncio.gather(*(each.close() for each in connections.values()))
@@ -269,7 +286,7 @@ class McpServers:
             found = await connection.list(settings)
         finally:
             await connection.close()
-        self._known[name, _key(settings)] = _Known(time.monotonic() + LIST_KEPT, found)
+        self._keep(name, settings, found)
         return found, time.monotonic() - begun
 
     async def _listed(self, name: str, settings: McpServerSettings, connection: McpConnection) -> _Known:
@@ -294,8 +311,11 @@ class McpServers:
     def _forget(self, name: str, settings: McpServerSettings) -> None:
         self._known.pop((name, _key(settings)), None)
 
+    def _keep(self, name: str, settings: McpServerSettings, found: ToolList) -> None:
+        self._known[name, _key(settings)] = _Known(time.monotonic() + LIST_KEPT, found)
+
     def _connection(self, name: str, settings: McpServerSettings) -> McpConnection:
-        notes = ServerNotes(lambda: self._forget(name, settings))
+        notes = ServerNotes(partial(self._forget, name, settings), partial(self._keep, name, settings))
         return McpConnection(name, settings, notes, lambda notes: self._open(name, settings, notes))
 
     @contextlib.asynccontextmanager
@@ -316,7 +336,7 @@ class McpServers:
                 raise Permanent(
                     "There is no sandbox here, so no command is run. `gofer doctor` says what is missing."
                 )
-            program = SandboxedProgram(self.provider, settings, given, self.egress)
+            program = notes.program = SandboxedProgram(self.provider, settings, given, self.egress)
             try:
                 streams = cleaned(program.connect(), notes.dropped)
                 async with Client(streams, message_handler=heard) as client, _listening(client, notes):
@@ -404,7 +424,7 @@ def _brought(
             tool,
             servers[tool.server],
             _caller(connections[tool.server], servers[tool.server]),
-            connections[tool.server].notes.told_change,
+            connections[tool.server].remark,
             hidden=hidden,
         )
         for tool in every

@@ -207,7 +207,12 @@ def _target(reference: str, root: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_tool(
-    tool: ServerTool, settings: McpServerSettings, call: Caller, remark: Callable[[], str], *, hidden: bool
+    tool: ServerTool,
+    settings: McpServerSettings,
+    call: Caller,
+    remark: Callable[[], Awaitable[str]],
+    *,
+    hidden: bool,
 ) -> Tool[McpArguments]:
     """A tool of ours that calls one of a server's. Its tier is what the agent's file says, never what the server
     says. A remark of ours stands below what the server answered."""
@@ -215,7 +220,7 @@ def as_tool(
     async def run(given: McpArguments, context: ToolContext) -> ToolResult:
         answered = await call(tool.name, given.root, context)
         result = read_result(tool.server, answered, trusted=settings.trusted)
-        told = remark()
+        told = await remark()
         return replace(result, content=f"{result.content}\n{told}") if told else result
 
     return Tool(

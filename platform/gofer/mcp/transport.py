@@ -163,6 +163,16 @@ class SandboxedProgram:
         self._open: list[int] = []
         self.problem = ""
         """Why it ended by itself, with what it printed last."""
+        self._printed = ""
+
+    def why_so_slow(self) -> str:
+        """What may keep it from starting, for whoever waits."""
+        words = " ".join(self._printed.split())
+        told = f" It printed: {words}" if words else ""
+        return told + ("" if self._settings.hosts else " It has no network: `hosts` names what it may reach.")
+
+    def _print(self, stream: int, data: bytes) -> None:
+        self._printed = (self._printed + data.decode("utf-8", "replace"))[-300:]
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[TransportStreams]:
@@ -175,7 +185,7 @@ class SandboxedProgram:
             given, said = self._pipe("given"), self._pipe("said")
             command = shlex.join([self._settings.command, *self._settings.args])
             script = SCRIPT.format(command=command, given=given, said=said)
-            running = asyncio.create_task(self._sandbox.run(script, FOREVER))
+            running = asyncio.create_task(self._sandbox.run(script, FOREVER, on_output=self._print))
             try:
                 async with self._streams(running) as streams:
                     yield streams

@@ -7,14 +7,16 @@ any.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -37,6 +39,8 @@ PATH = "/mcp"
 MAX_CALLS, CALLS_WINDOW = 600, 60.0
 """Requests of one token within so many seconds."""
 MAX_TOKENS = 10_000
+MAX_AT_ONCE = 32
+"""Requests of one token that are under way at the same time. Those that wait for a job look at it again and again."""
 
 
 class CallLimit:
@@ -46,6 +50,7 @@ class CallLimit:
         self._most = most
         self._per_second = most / window
         self._left: dict[str, tuple[float, float]] = {}
+        self._at_once: dict[str, int] = {}
 
     def take(self, who: str) -> None:
         """Count one; raises TooOften."""
@@ -61,6 +66,19 @@ class CallLimit:
             self._left.clear()
         self._left[who] = (left - 1, now)
 
+    @contextlib.contextmanager
+    def under_way(self, who: str) -> Iterator[None]:
+        """While a request is answered; raises TooOften when too many are."""
+        if self._at_once.get(who, 0) >= MAX_AT_ONCE:
+            raise TooOften(f"This token has {MAX_AT_ONCE} requests under way. Wait for one of them.")
+        self._at_once[who] = self._at_once.get(who, 0) + 1
+        try:
+            yield
+        finally:
+            self._at_once[who] -= 1
+            if not self._at_once[who]:
+                del self._at_once[who]
+
 
 class McpEndpoint:
     """ASGI app at `/mcp`."""
@@ -74,25 +92,32 @@ class McpEndpoint:
         """Answer one request."""
         request = Request(scope, receive)
         try:
-            self.check(request)
-            body = await receive_body(
-                scope, receive, at_most=MAX_BODY, within=self._platform.settings.body_timeout
-            )
-            if body:
-                load_json(body)  # refuses what is JSON only to the lenient
+            with self._limit.under_way(self.check(request)):
+                await self._answer(request, scope, receive, send)
         except GoferError as error:
             await (await on_gofer_error(request, error))(scope, receive, send)
-            return
-        # Spaces around a header's value are no part of it; the library compares some with the body.
-        headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
-        await self._serve({**scope, "headers": headers}, _again(body, receive), send)
 
-    def check(self, request: Request) -> None:
-        """Whose request it is, and whether they may make one now; raises GoferError."""
+    def check(self, request: Request) -> str:
+        """Whose request it is, by their token's id, and whether they may make one now; raises GoferError."""
         visitor = _caller(request)
         if request.headers.get("origin"):
             check_origin(request)
         self._limit.take(visitor.token_id)
+        return visitor.token_id
+
+    async def _answer(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
+        if request.method != "POST":
+            # There are no sessions: no stream to listen at, and nothing to end.
+            await Response(status_code=405, headers={"allow": "POST"})(scope, receive, send)
+            return
+        body = await receive_body(
+            scope, receive, at_most=MAX_BODY, within=self._platform.settings.body_timeout
+        )
+        if body:
+            load_json(body)  # refuses what is JSON only to the lenient
+        # Spaces around a header's value are no part of it; the library compares some with the body.
+        headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        await self._serve({**scope, "headers": headers}, _again(body, receive), send)
 
     def build(self) -> Server[Any]:
         """The server that answers."""

@@ -167,3 +167,14 @@ def test_a_code_goes_nowhere_else_than_to_whom_the_owner_was_sent(
     assert "Traceback" not in refused.text
     assert (guarded.grants, guarded.stolen) == ([], [])
     assert not api_of(house).post(TEST, json={}).json()["ok"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_server_cannot_send_us_to_an_address_of_this_network(
+    begin: Callable[..., House], guarded: Guarded
+) -> None:
+    guarded.tokens_at = guarded.url.replace("127.0.0.1", "localhost")
+    refused = api_of(begin()).post(AUTHORISE, json={})
+    assert refused.status_code == 502
+    assert "not a public address" in refused.json()["detail"]
+    assert guarded.asked_for_metadata == []

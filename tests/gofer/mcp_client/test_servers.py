@@ -18,13 +18,13 @@ from starlette.routing import Route
 from gofer.errors import GoferError, NotFound
 from gofer.mcp.servers import LIST_CHANGED, UNKNOWN, McpServers
 from gofer.mcp.settings import McpServerSettings
-from gofer.mcp.tools import MAX_OFFERED
+from gofer.mcp.tools import MAX_IMAGES, MAX_OFFERED
 from gofer.tool import Tier, Tool, ToolContext, ToolResult
 from gofer_sandbox import Bubblewrap
 from gofer_sandbox.network import AllowedHost, Egress
 from gofer_standins.loopback import serve
 from support.hostile_mcp import BROKEN, PROGRAM, Hostile, picture, tool
-from support.patience import eventually
+from support.patience import eventually, patiently
 
 PYTHON = shutil.which("python3", path="/usr/bin:/bin")
 needs_python = pytest.mark.skipif(PYTHON is None, reason="the sandbox has no Python")
@@ -142,9 +142,34 @@ async def test_a_server_that_redirects_elsewhere_or_does_not_start_brings_no_too
 
 
 async def test_a_server_that_asks_for_sampling_roots_or_words_gets_none(hostile: Any) -> None:
-    _, url = hostile
+    service, url = hostile
     async with servers().for_run({"ops": McpServerSettings(url=f"{url}/asks")}) as brought:
         assert "asked in vain" in (await call(brought.tools[0])).content
+        await eventually(lambda: len(service.asked) == 3)
+    assert {answer["id"] for answer in service.asked} == {901, 902, 903}
+    assert all("error" in answer and "result" not in answer for answer in service.asked)
+
+
+async def test_a_redirect_to_another_host_takes_no_secret_and_no_call_there(hostile: Any) -> None:
+    service, url = hostile
+    other = Hostile()
+    async with serve(other.app) as elsewhere:
+        for place in (elsewhere, elsewhere.replace("127.0.0.1", "localhost")):
+            service.leads_to = f"{place}/plain"
+            settings = McpServerSettings(url=f"{url}/redirect", bearer="ops_key", start_timeout=5)
+            async with servers().for_run({"ops": settings}) as brought:
+                assert (brought.tools, len(brought.notes)) == ((), 1)
+    assert (other.headers, other.calls) == ([], [])
+
+
+async def test_what_a_server_answers_cannot_step_out_of_its_quotes(hostile: Any) -> None:
+    _, url = hostile
+    async with servers().for_run({"ops": McpServerSettings(url=f"{url}/escape")}) as brought:
+        result = await call(brought.tools[0])
+    assert result.content.count("</quoted>") == 1
+    assert result.content.endswith("</quoted>")
+    assert len(result.images) == MAX_IMAGES
+    assert "too many or too large" in result.content
 
 
 async def test_pictures_and_files_come_along(hostile: Any) -> None:
@@ -173,10 +198,13 @@ async def test_a_server_that_says_its_list_has_changed_is_believed_by_the_next_r
     _, url = hostile
     hub, settings = servers(), McpServerSettings(url=f"{url}/changing")
     async with hub.for_run({"ops": settings}) as brought:
-        first, second = [await call(brought.tools[0]), await call(brought.tools[1])]
+        result = await call(brought.tools[0])
         assert [each.name for each in brought.tools] == ["mcp__ops__work", "mcp__ops__other"]
-    assert first.content.endswith(f"</quoted>\n{LIST_CHANGED}"), "the run is told, beside the server's words"
-    assert second.content.endswith(LIST_CHANGED), "and again when it changes again"
+    assert result.content.endswith(f"</quoted>\n{LIST_CHANGED}"), "the run is told, beside the server's words"
+    async with hub.for_run({"ops": settings}) as brought:
+        assert [each.name for each in brought.tools] == ["mcp__ops__surprise"]
+        result = await call(brought.tools[0])
+    assert result.content.endswith("</quoted>"), "a list that is the same is nothing to be told of"
     async with hub.for_run({"ops": settings}) as brought:
         assert [each.name for each in brought.tools] == ["mcp__ops__surprise"]
 
@@ -198,8 +226,10 @@ async def test_a_server_of_today_is_asked_to_tell_of_changes() -> None:
         async with hub.for_run({"ops": settings}) as brought:
             assert [each.name for each in brought.tools] == ["mcp__ops__grow"]
             assert "grown" in (await call(brought.tools[0])).content
-            await eventually(lambda: not hub._known)
-            assert (await call(brought.tools[0])).content.endswith(LIST_CHANGED)
+            told = ""
+            async with patiently(30):
+                while LIST_CHANGED not in told:
+                    told = (await call(brought.tools[0])).content
         async with hub.for_run({"ops": settings}) as brought:
             assert [each.name for each in brought.tools] == ["mcp__ops__grow", "mcp__ops__grown"]
 
@@ -317,7 +347,11 @@ async def test_a_program_that_is_not_there_or_no_server_brings_no_tools() -> Non
     given = {
         "gone": McpServerSettings(command="/no/such/program", start_timeout=10),
         "mute": McpServerSettings(command="cat", args=("/dev/null",), start_timeout=10),
+        "slow": McpServerSettings(
+            command="sh", args=("-c", "echo fetching packages >&2; sleep 600"), start_timeout=3
+        ),
     }
     async with servers().for_run(given) as brought:
         assert brought.tools == ()
-        assert len(brought.notes) == 2
+        assert len(brought.notes) == 3
+        assert "It printed: fetching packages It has no network" in brought.notes[2]

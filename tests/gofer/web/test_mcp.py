@@ -22,7 +22,7 @@ from gofer.store.tables import audit_entries, jobs
 from gofer.web import mcp
 from gofer.web.api.http import MAX_BODY
 from gofer.web.auth.audit import READ
-from support.patience import patience, until
+from support.patience import eventually, patience, until
 from support.web_server import House
 
 T = TypeVar("T")
@@ -440,3 +440,42 @@ def test_a_token_that_calls_too_often_is_slowed_down_and_others_are_not(
     hasty.close()
     assert statuses.count(429) == 10
     assert called(house, owner, "list_jobs")["jobs"] is not None
+
+
+def test_a_token_has_so_many_calls_under_way_and_no_more(house: House, owner: str) -> None:
+    where = called(house, owner, "run_agent", task="Hello.", agent="helper", wait=60)["conversation_id"]
+    token = house.token(house.owner())
+    asked = called(house, token, "ask_person", conversation_id=where, question="Which?", wait=0)
+    patient = {"name": "get_job", "arguments": {"job_id": asked["id"], "wait": 600}}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": patient}
+
+    async def crowd() -> list[int]:
+        headers = {**ACCEPT, "authorization": f"Bearer {token}", "mcp-protocol-version": "2025-06-18"}
+        async with httpx2.AsyncClient(base_url=house.url, headers=headers, timeout=patience(60)) as http:
+            waiting = [
+                asyncio.create_task(http.post("/mcp", json=message)) for _ in range(mcp.MAX_AT_ONCE + 5)
+            ]
+            await eventually(lambda: sum(each.done() for each in waiting) == 5)
+            await asyncio.to_thread(called, house, owner, "cancel_job", job_id=asked["id"])
+            return [each.status_code for each in await asyncio.gather(*waiting)]
+
+    statuses = asyncio.run(crowd())
+    assert (statuses.count(200), statuses.count(429)) == (mcp.MAX_AT_ONCE, 5)
+    assert called(house, token, "list_jobs")["jobs"], "and then it may go on"
+
+
+def test_nobody_keeps_a_stream_open_that_says_nothing(house: House, owner: str) -> None:
+    client = httpx2.Client(base_url=house.url, headers={"authorization": f"Bearer {owner}", **ACCEPT})
+    assert [client.get("/mcp").status_code, client.delete("/mcp").status_code] == [405, 405]
+    client.close()
+
+
+def test_a_key_of_somebody_else_opens_nothing_of_theirs(house: House, owner: str) -> None:
+    wish = {"task": "Mine alone.", "agent": "helper", "wait": 60, "idempotency_key": "guessed"}
+    mine = called(house, owner, "run_agent", **wish)
+    eve = house.token(house.member("eve", "operator", password=""), "write")
+    theirs = called(house, eve, "run_agent", **wish)
+    assert theirs["conversation_id"] != mine["conversation_id"]
+    bound = house.token(house.owner(), "write", agent="helper")
+    again = called(house, bound, "run_agent", **wish)
+    assert again.get("code") == "idempotency.reused" or again["id"] != mine["id"]
