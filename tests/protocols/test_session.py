@@ -198,3 +198,17 @@ def test_a_page_of_another_site_cannot_connect(house: House, token: str) -> None
     ):
         pass
     assert caught.value.response.status_code == 403
+
+
+def test_a_goal_is_planned_followed_and_reported(house: House, token: str) -> None:
+    with session(house, token) as client:
+        client.next()
+        assert client.ask("agent.control", action="goal")["code"] == "missing_content"
+        client.ask("agent.control", action="goal", goal="$ echo one\n$ echo two")
+        client.until(lambda frame: frame["type"] == "agent.plan" and len(frame["tasks"]) == 2)
+        client.wait("agent.status", status="done")
+        client.until(lambda frame: frame["type"] == "agent.plan" and frame["state"] == "done")
+        plan = client.ask("agent.control", action="plan")
+        assert [task["status"] for task in plan["tasks"]] == ["done", "done"]
+        assert client.ask("agent.status")["lastGoal"]
+        assert client.ask("agent.control", action="pause")["type"] == "error"

@@ -111,7 +111,7 @@ class Reader:
 
     def news(self, cursor: Cursor) -> Timeline:
         """What changed after a place in the log."""
-        rows = self._rows_after(cursor)
+        rows = self.rows_after(cursor)
         if not rows:
             return Timeline([], cursor, self._at_work())
         changed = _changes(rows)
@@ -137,7 +137,8 @@ class Reader:
 
     # The log.
 
-    def _rows_after(self, cursor: Cursor) -> list[Any]:
+    def rows_after(self, cursor: Cursor) -> list[Any]:
+        """The rows of the log after a place, in order; at most `AT_ONCE`."""
         query = (
             select(events.c.tx, events.c.id, events.c.kind, events.c.job_id, events.c.reply_id, events.c.data)
             .where(events.c.conversation_id == self._conversation_id, self._after(cursor))

@@ -47,8 +47,8 @@ from gofer.web.protocols.session_messages import (
     answer,
     capabilities,
     error_frame,
+    log_frames,
     refusal,
-    steps_after,
 )
 
 log = structlog.get_logger()
@@ -92,8 +92,10 @@ class ClientSession:
     room: Room | None = None
     """None until something was said in it."""
     place: ReplyPlace = field(default_factory=ReplyPlace)
-    debugged_to: int | None = None
-    """The last event that the client was told; None unless it asked for them."""
+    debug: bool = False
+    """Whether the client wants to be told every step."""
+    log_place: Cursor = field(default_factory=Cursor)
+    """How far in the log the client was told."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is a room, and when it is another one."""
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -279,24 +281,23 @@ class SessionDoor:
         now: Timeline = await self._platform.database.read(
             partial(read_now, platform=self._platform, conversation_id=conversation_id)
         )
+        session.log_place = now.cursor
         await self._send_replies(session, conversation_id)
-        async for news in follow(self._platform, conversation_id, _cursor(now), look_anyway=WITHOUT_NEWS):
+        async for news in follow(self._platform, conversation_id, now.cursor, look_anyway=WITHOUT_NEWS):
             if isinstance(news, Timeline):
                 for item in news.items:
                     if item["kind"] == "step":
                         await session.send(_tool_event(item))
                 await self._send_replies(session, conversation_id)
-                await self._send_steps(session, conversation_id)
+                await self._send_log(session, conversation_id)
             else:
                 await session.send(_live_frame(news))
 
-    async def _send_steps(self, session: ClientSession, conversation_id: str) -> None:
-        """Tell every step of the log to a client that asked for it: what kind it was, without words."""
-        if session.debugged_to is None:
-            return
-        read = partial(steps_after, conversation_id=conversation_id, event_id=session.debugged_to)
-        for event_id, frame in await self._platform.database.read(read):
-            session.debugged_to = event_id
+    async def _send_log(self, session: ClientSession, conversation_id: str) -> None:
+        """Tell what the log has of plans, tasks and memory, and every step to a client that asked for it."""
+        read = partial(log_frames, session=session, conversation_id=conversation_id)
+        session.log_place, frames = await self._platform.database.read(read)
+        for frame in frames:
             await session.send(frame)
 
     async def _send_replies(self, session: ClientSession, conversation_id: str) -> None:
@@ -458,10 +459,6 @@ def _start(connection: Connection, conversation_id: str, after: int | None) -> R
     if after is None:
         return last_place(connection, conversation_id)
     return place_of(connection, conversation_id, after)
-
-
-def _cursor(now: Timeline) -> Cursor:
-    return now.cursor
 
 
 def _number(given: str | None) -> int | None:

@@ -18,12 +18,13 @@ from sqlalchemy import Connection, func, select
 
 from gofer.app import Platform
 from gofer.errors import Conflict, GoferError, Malformed, NotFound, StoreError, TooBusy, TooOften
-from gofer.jobs.event_stream import end_of_log
-from gofer.jobs.kinds import ANSWER
+from gofer.goals.records import goals_in
+from gofer.jobs.kinds import ANSWER, TASK
 from gofer.memory import records
 from gofer.memory.audience import audience
 from gofer.memory.recall import Results
 from gofer.memory.scopes import conversation_scope
+from gofer.store.events import Cursor
 from gofer.store.ids import new_id
 from gofer.store.tables import (
     LIVE,
@@ -34,11 +35,14 @@ from gofer.store.tables import (
     jobs,
     participants,
 )
+from gofer.vault.envelope import Vault
 from gofer.web.chat import rooms
 from gofer.web.chat.posts import MAX_TEXT, parse_post, take
 from gofer.web.chat.rooms import Room
+from gofer.web.chat.timeline import Reader
 from gofer.web.queries import conversations as conversation_queries
 from gofer.web.queries.agents import list_agents
+from gofer.web.queries.goals import list_goals, show_goal, steer_goal
 from gofer.web.queries.jobs import events_of, steer_job
 from gofer.web.queries.memories import list_memories
 
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from gofer.web.protocols.session import ClientSession
 
 Frame = dict[str, Any]
+Handler = Callable[["ClientSession", "ClientMessage"], Awaitable[list[Frame]]]
 MAX_LISTED = 100
 UNIQUE_ID = re.compile(r"[A-Za-z0-9_-]{16,64}")
 """An id of this form is of one message only, so that sending it again does nothing. A shorter one may be a counter that
@@ -413,28 +418,33 @@ async def _status(session: ClientSession, asked: ClientMessage) -> list[Frame]:
 
 
 async def _state_frame(session: ClientSession) -> Frame:
-    queued = active = 0
+    states: list[str] = []
+    goal: Frame = {}
     if session.room is not None:
-        states = await session.platform.database.read(partial(_live_states, conversation_id=session.room.id))
-        active = states.count(JobState.RUNNING)
-        queued = len(states) - active
-    phase = "working" if active else "queued" if queued else "idle"
+        read = partial(_at_work, vault=session.platform.vault, conversation_id=session.room.id)
+        states, goal = await session.platform.database.read(read)
+    active = states.count(JobState.RUNNING)
+    queued = len(states) - active
+    phase = goal["state"] if goal.get("state") in ("blocked", "paused") else ""
+    phase = phase or ("working" if active else "queued" if queued else "idle")
     return {
         "type": "agent.state",
         "phase": phase,
         "queuedTasks": queued,
         "activeTasks": active,
-        "lastGoal": "",
+        "lastGoal": goal.get("text", ""),
     }
 
 
-def _live_states(connection: Connection, conversation_id: str) -> list[str]:
+def _at_work(connection: Connection, vault: Vault, conversation_id: str) -> tuple[list[str], Frame]:
+    """The states of the runs and tasks that are not over, and the last goal."""
     query = select(jobs.c.state).where(
         jobs.c.conversation_id == conversation_id,
-        jobs.c.kind == ANSWER,
+        jobs.c.kind.in_((ANSWER, TASK)),
         in_state(*LIVE, JobState.BLOCKED),
     )
-    return list(connection.execute(query).scalars())
+    goals = list_goals(connection, vault, conversation_id=conversation_id, limit=1)
+    return list(connection.execute(query).scalars()), goals[0] if goals else {}
 
 
 async def _heartbeat(session: ClientSession, asked: ClientMessage) -> list[Frame]:
@@ -453,35 +463,130 @@ async def _cancel(session: ClientSession, asked: ClientMessage) -> list[Frame]:
     if session.room is not None:
         given = parse_post({"id": new_id("stop").replace("_", "-"), "stop": True})
         await take(session.platform, session.visitor, session.room, given)
+    for goal_id in await _goals(session, live=True):
+        await steer_goal(session.platform, "cancel", goal_id, by=session.visitor.name)
     return [_progress("control", "cancelled", "Everything that was under way is being stopped.")]
 
 
 async def _debug(session: ClientSession, asked: ClientMessage) -> list[Frame]:
-    end = await session.platform.database.read(end_of_log)
-    session.debugged_to = end.id
+    session.debug = True
     return [_progress("control", "subscribed", "Every step is told as debug.event.")]
 
 
-def steps_after(connection: Connection, conversation_id: str, event_id: int) -> list[tuple[int, Frame]]:
-    """The events of a conversation after one, as frames."""
-    query = (
-        select(events.c.id, events.c.kind, events.c.job_id, events.c.at)
-        .where(events.c.conversation_id == conversation_id, events.c.id > event_id)
-        .order_by(events.c.id)
-        .limit(MAX_LISTED)
-    )
-    return [
-        (
-            row.id,
-            {
-                "type": "debug.event",
-                "event_type": row.kind,
-                "run_id": str(row.job_id or ""),
-                "payload": {"at": row.at},
-            },
+TOLD = ("goal.planned", "goal.changed", "goal.blocked", "task.changed", "worker.saturated", "memory.event")
+"""The kinds of events that every client is told of."""
+
+
+def log_frames(
+    connection: Connection, session: ClientSession, conversation_id: str
+) -> tuple[Cursor, list[Frame]]:
+    """What to tell of the events after the place that a client has reached, and the place after them."""
+    platform = session.platform
+    reader = Reader(connection, platform.vault, platform.redactor, conversation_id)
+    rows = reader.rows_after(session.log_place)
+    place = Cursor(rows[-1].tx, rows[-1].id) if rows else session.log_place
+    frames = [_step(row) for row in rows] if session.debug else []
+    told = [row for row in rows if row.kind in TOLD]
+    plans = dict.fromkeys(str(row.data["goal"]) for row in told if row.data.get("goal"))
+    frames += [_plan_frame(show_goal(connection, platform.vault, goal_id)) for goal_id in plans]
+    frames += [frame for row in told for frame in _told(row)]
+    return place, frames
+
+
+def _step(row: Any) -> Frame:
+    """A step without words."""
+    run_id = str(row.job_id or "")
+    return {"type": "debug.event", "event_type": row.kind, "run_id": run_id, "payload": {"number": row.id}}
+
+
+def _told(row: Any) -> list[Frame]:
+    data = row.data
+    if row.kind == "task.changed":
+        task, worker = str(data.get("task", "")), str(data.get("kind", ""))
+        state = str(data.get("state", ""))
+        return [{"type": "agent.status", "taskId": task, "worker": worker, "status": state, "message": ""}]
+    if row.kind == "goal.blocked":
+        why = str(data.get("reason") or "question")
+        words = "Answer the question with chat.send."
+        return [{"type": "agent.blocked", "taskId": str(data["goal"]), "reason": why, "suggestion": words}]
+    if row.kind == "worker.saturated":
+        counts = {name: int(data[name]) for name in FIGURES if isinstance(data.get(name), int)}
+        status = (
+            "prolonged_saturation"
+            if data.get("prolonged")
+            else "saturated"
+            if data.get("saturated")
+            else "clear"
         )
-        for row in connection.execute(query)
+        return [_progress("backpressure", status, "", **counts)]
+    if row.kind == "memory.event":
+        return [
+            {
+                "type": "memory.event",
+                "event": str(data.get("what", "")),
+                "status": "ok",
+                "count": 1,
+                "message": str(data.get("reason", "")),
+                "memoryId": str(data.get("id", "")),
+            }
+        ]
+    return []
+
+
+FIGURES = ("accepted", "total", "dropped", "queued", "active")
+
+
+def _plan_frame(goal: Frame) -> Frame:
+    tasks = [
+        {"id": each["id"], "title": each["title"], "status": each["state"]}
+        for each in goal["tasks"]
+        if each["number"] > 0
     ]
+    return {
+        "type": "agent.plan",
+        "goal": goal["text"],
+        "goal_id": goal["id"],
+        "state": goal["state"],
+        "tasks": tasks,
+    }
+
+
+async def _goal(session: ClientSession, asked: ClientMessage) -> list[Frame]:
+    text = asked.text("goal", "content", "text")
+    if not text.strip():
+        raise Unanswerable("missing_content", "Say what is wanted: goal.")
+    await _say(session, asked, f"/goal {text}")
+    return [_progress("goal", "accepted", "It is kept, and a plan follows.")]
+
+
+async def _plan(session: ClientSession, asked: ClientMessage) -> list[Frame]:
+    goals = await _goals(session, live=False)
+    if not goals:
+        return [_progress("plan", "empty", "There is no goal in this session.")]
+    read = partial(show_goal, vault=session.platform.vault, goal_id=goals[0])
+    return [_plan_frame(await session.platform.database.read(read))]
+
+
+async def _goals(session: ClientSession, *, live: bool) -> list[str]:
+    """The goals of the session, the newest first."""
+    if session.room is None:
+        return []
+    read = partial(goals_in, conversation_id=session.room.id, live=live, limit=MAX_LISTED)
+    return [goal.id for goal in await session.platform.database.read(read)]
+
+
+def _steer(verb: str, status: str) -> Handler:
+    """Pause or resume what is under way in the session."""
+
+    async def steer(session: ClientSession, asked: ClientMessage) -> list[Frame]:
+        goals = await _goals(session, live=True)
+        if not goals:
+            raise Unanswerable("execution_failed", "There is no goal under way. A run can only be cancelled.")
+        for goal_id in goals:
+            await steer_goal(session.platform, verb, goal_id, by=session.visitor.name)
+        return [_progress("control", status, f"{len(goals)} under way.")]
+
+    return steer
 
 
 async def _run_start(session: ClientSession, asked: ClientMessage) -> list[Frame]:
@@ -587,8 +692,6 @@ def _runs(connection: Connection, room: Room, limit: int, job_id: int | None = N
     ]
 
 
-Handler = Callable[["ClientSession", ClientMessage], Awaitable[list[Frame]]]
-
 HANDLERS: dict[str, Handler] = {
     "connect": _connect,
     "ping": _ping,
@@ -618,5 +721,9 @@ ACTIONS: dict[str, Handler] = {
     "status": _status,
     "heartbeat": _heartbeat,
     "cancel": _cancel,
+    "pause": _steer("pause", "paused"),
+    "resume": _steer("resume", "resumed"),
+    "goal": _goal,
+    "plan": _plan,
     "debug.subscribe": _debug,
 }
