@@ -1,0 +1,69 @@
+"""Die at every point of delegating: tasks are made once, what they do is done once, and the run is answered once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from e2e.scenario import prepared
+from e2e.test_crash_points import _death, _each_mark_once
+from gofer.store.tables import jobs, tasks
+from support.patience import patiently
+
+POINTS = ("run.delegated", "task.begun", "task.worked", "task.finishing", "task.finished", "task.finished:2")
+QUICK = {("sqlite", "run.delegated"), ("postgresql", "task.finishing")}
+CRASHES = [
+    pytest.param(
+        point,
+        database,
+        id=f"{database}-{point}",
+        marks=() if (database, point) in QUICK else pytest.mark.slow,
+    )
+    for point in POINTS
+    for database in ("sqlite", "postgresql")
+]
+
+
+def delegation(room: str) -> str:
+    """What the offline model is told, so that it delegates two tasks that each leave a mark."""
+    wanted = [
+        {
+            "kind": "execution",
+            "title": f"task {number}",
+            "instructions": f'$tool mark {{"line": "{room}-{number}"}}',
+        }
+        for number in (1, 2)
+    ]
+    return f"$tool delegate {json.dumps({'tasks': wanted})}"
+
+
+@pytest.mark.parametrize(("crash_at", "database_url"), CRASHES, indirect=["database_url"])
+async def test_nothing_is_lost_or_doubled_by_dying_at(
+    crash_at: str, database_url: str, data_dir: Path
+) -> None:
+    database_url = "" if database_url.startswith("sqlite") else database_url
+    async with prepared(data_dir, database_url, integration="hello", sandbox="off") as scenario:
+        rooms = ("kitchen", "garden")
+        talking = [
+            asyncio.create_task(scenario.say_in_turn(room, [delegation(room), "and you?"])) for room in rooms
+        ]
+        dying = scenario.start(crash_at=crash_at).wait_until_ready()
+        await _death(dying, crash_at)
+        living = scenario.start().wait_until_ready()
+        try:
+            async with patiently(30):
+                await asyncio.gather(*talking)
+            assert await scenario.settle(), await scenario.findings()
+        finally:
+            code = living.stop()
+        assert code == 0
+        assert not await scenario.findings()
+        _each_mark_once(scenario)
+        counted = select(tasks.c.state, func.count()).group_by(tasks.c.state)
+        assert dict(await scenario.read(lambda c: [tuple(row) for row in c.execute(counted)])) == {"done": 4}
+        made = select(func.count()).select_from(jobs).where(jobs.c.kind == "task")
+        assert await scenario.read(lambda c: c.execute(made).scalar_one()) == 4
