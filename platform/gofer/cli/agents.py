@@ -207,6 +207,36 @@ def _print_heartbeat(found: dict[str, Any]) -> None:
     table(("found", "conversation", "became", "reason"), rows, empty="It has found nothing lately.")
 
 
+@app.command()
+def load(
+    name: Name,
+    clear: Annotated[bool, typer.Option("--clear", help="Drop the tasks that wait, and count anew.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="With --clear: begin with a fresh working memory, as after /new.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what an agent's workers have to do, or clear it.
+
+    \b
+    gofer agents load reviewer
+    gofer agents load reviewer --clear --fresh
+    """
+    if fresh and not clear:
+        raise CommandFailed("--fresh goes with --clear.", USAGE)
+    path = f"/agents/{name}/load"
+    found = call("POST", f"{path}/clear", json={"fresh": fresh}) if clear else call("GET", path)
+    show(found, as_json, lambda: _print_load(name, found))
+
+
+def _print_load(name: str, found: dict[str, Any]) -> None:
+    how = "saturated for a while" if found["prolonged_saturation"] else "saturated"
+    print(
+        f"{name}: {found['active']} tasks are worked on, {found['queued']} wait; {found['accepted']} taken on and "
+        f"{found['dropped']} refused since it was last cleared.{f' It is {how}.' if found['saturated'] else ''}"
+    )
+
+
 Where = Annotated[str, typer.Argument(help="The conversation's id.", show_default=False)]
 
 

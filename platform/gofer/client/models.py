@@ -618,6 +618,21 @@ class AgentWritten(Shape):
     spec: dict[str, Any]
 
 
+class WorkerLoad(Shape):
+    """What an agent's workers have to do."""
+
+    accepted: int
+    """Tasks taken on since it was last cleared."""
+    dropped: int
+    """Tasks refused since then, because too many waited."""
+    total: int
+    queued: int
+    active: int
+    saturated: bool
+    prolonged_saturation: bool
+    """Saturated for half a minute."""
+
+
 class HeartbeatListItem(Shape):
     """One item of HEARTBEAT.md."""
 

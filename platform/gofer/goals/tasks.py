@@ -16,6 +16,7 @@ from gofer.agent.conversation import TaskResults
 from gofer.agent.outcome import Delegated
 from gofer.agent.prices import MICROS
 from gofer.errors import NotFound
+from gofer.goals.load import count_tasks
 from gofer.jobs.children import record_task
 from gofer.jobs.fence import hold
 from gofer.jobs.kinds import TASK
@@ -142,6 +143,7 @@ def start_task(connection: Connection, task_id: str, *, parent: Claim) -> int:
     if made is None:
         made = connection.execute(select(jobs.c.id).where(jobs.c.unique_key == unique_key)).scalar_one()
     _change(connection, task_id, job_id=made, tries=row.tries + 1)
+    count_tasks(connection, row.agent_id, accepted=1)
     return int(made)
 
 
@@ -274,6 +276,8 @@ def delegate_tasks(
         known.get(number) or _delegate(connection, key, claim, wanted, number, task, message_seq)
         for number, task in enumerate(wanted.tasks, 1)
     ]
+    if len(known) < len(found):
+        count_tasks(connection, str(claim.agent_id), accepted=len(found) - len(known))
     return [_job_of(row) for row in found if row.finished_at is None]
 
 
@@ -366,6 +370,7 @@ class StoreDelegations:
         waiting = await self._database.read(partial(waiting_tasks, agent_id=self._claim.agent_id))
         if waiting + count <= self._most:
             return ""
+        await self._database.write(partial(count_tasks, agent_id=str(self._claim.agent_id), dropped=count))
         return TOO_MANY.format(waiting=waiting, most=self._most, after=RETRY_AFTER)
 
     async def results(self, call_id: str) -> TaskResults | None:
@@ -385,6 +390,7 @@ TOO_MANY = (
 def waiting_tasks(connection: Connection, agent_id: str | None) -> int:
     """How many tasks of an agent wait for a worker run."""
     unfinished = (tasks.c.agent_id == agent_id) & tasks.c.finished_at.is_(None)
+    unfinished &= tasks.c.job_id.is_not(None) | tasks.c.parent_job_id.is_not(None)
     query = select(func.count()).select_from(tasks).where(unfinished, tasks.c.state == QUEUED)
     return int(connection.execute(query).scalar_one())
 

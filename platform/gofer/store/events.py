@@ -43,6 +43,7 @@ KINDS: dict[str, str] = {
     "goal.planned": "A goal's plan was made or changed.",
     "goal.changed": "A goal was made, moved to another state, or somebody said something about it.",
     "goal.blocked": "A goal cannot go on without a person; the reason says why.",
+    "worker.saturated": "What an agent's workers have to do has changed: how many tasks wait and are worked on.",
     "task.changed": "A task was made, begun, or ended; its state says which.",
     "question.answered": "The person answered.",
     "question.expired": "Nobody answered in time.",

@@ -83,6 +83,7 @@ FREE: dict[str, frozenset[str]] = {
     "web_session": frozenset({"seen_at"}),
     "api_token": frozenset({"used_at"}),
     "connection": frozenset({"data_key"}),
+    "agent": frozenset({"load"}),
     "schedule": frozenset({"next_at"}),
     "question": frozenset({"sealed", "choices", "answer", "answered_at"}),
     "shell": frozenset({"used_at"}),

@@ -436,6 +436,10 @@ class Agent(SQLModel, table=True):
     settings: dict[str, Any] = _json()
     max_running: int | None = None
     """How many of its jobs may run at once, over all workers; None for no bound."""
+    load: dict[str, Any] | None = Field(
+        default=None, sa_column=Column(JSON(none_as_null=True), nullable=True)
+    )
+    """What `gofer.goals.load` counts of its tasks."""
     created_at: float
     mac: bytes | None = _mac()
 

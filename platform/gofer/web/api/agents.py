@@ -28,7 +28,9 @@ from gofer.web.queries.agents import (
     agents_directory,
     changing_agents,
     check_layered,
+    clear_worker_load,
     list_agents,
+    worker_load,
 )
 from gofer.web.queries.heartbeats import heartbeat_of, mute
 
@@ -61,6 +63,15 @@ class HeartbeatSwitch(RequestModel):
     """Whether an agent's heartbeat is on."""
 
     enabled: bool
+
+
+class LoadClearing(RequestModel):
+    """How to clear an agent's load."""
+
+    fresh: bool = Field(
+        default=False,
+        description="Begin with a fresh working memory, as after /new; everything stays recallable.",
+    )
 
 
 class HeartbeatMuting(RequestModel):
@@ -160,6 +171,19 @@ async def switch(request: Request) -> Response:
             layered=platform.settings.agent_runtime_v1,
         )
     return json_response(request, await heartbeat_of(platform, name))
+
+
+async def load(request: Request) -> Response:
+    """What an agent's workers have to do, and whether it is too much."""
+    return json_response(request, await worker_load(platform_of(request), request.path_params["name"]))
+
+
+async def clear(request: Request) -> Response:
+    """Drop the tasks of an agent that wait for a worker, and count anew."""
+    platform, name = platform_of(request), request.path_params["name"]
+    given = await parse_body(request, LoadClearing)
+    cleared = await clear_worker_load(platform, name, by=actor(request), fresh=given.fresh)
+    return json_response(request, cleared)
 
 
 async def mute_heartbeat(request: Request) -> Response:

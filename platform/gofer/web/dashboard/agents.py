@@ -30,7 +30,9 @@ from gofer.web.queries.agents import (
     agents_directory,
     changing_agents,
     check_layered,
+    clear_worker_load,
     list_agents,
+    worker_load,
 )
 from gofer.web.queries.heartbeats import heartbeat_of, mute
 from gofer.web.queries.mcp import find_server, list_servers, test_server
@@ -65,6 +67,7 @@ async def show(request: Request) -> Response:
     servers = await list_servers(platform, name)
     hears = agent["in_force"]
     heartbeat = await heartbeat_of(platform, name) if hears else None
+    load = await worker_load(platform, name) if hears else None
     return _form(
         request,
         name,
@@ -74,6 +77,7 @@ async def show(request: Request) -> Response:
         identity=identity,
         servers=servers,
         heartbeat=heartbeat,
+        load=load,
     )
 
 
@@ -95,11 +99,12 @@ def _form(
     identity: dict[str, Any] | None = None,
     servers: Sequence[dict[str, Any]] = (),
     heartbeat: dict[str, Any] | None = None,
+    load: dict[str, Any] | None = None,
 ) -> Response:
     defaults = AgentSpec(name="default").model_dump(mode="json", exclude={"name", "instructions"})
     return render(
         request, "agent.html", status, name=name, files=files, editable=EDITABLE, stamp=stamp, problem=problem,
-        defaults=defaults, hears=hears, identity=identity, servers=servers, heartbeat=heartbeat,
+        defaults=defaults, hears=hears, identity=identity, servers=servers, heartbeat=heartbeat, load=load,
     )  # fmt: skip
 
 
@@ -143,6 +148,15 @@ def _given(form: Any) -> AgentTexts:
         {layer: f"{text}\n" if text else "" for layer, text in plain.items()},
         folder=bool(layers),
     )
+
+
+@page("operator")
+async def clear(request: Request) -> Response:
+    """Drop the tasks that wait for a worker, and count anew."""
+    platform, name = platform_of(request), request.path_params["name"]
+    fresh = text_of(await form_of(request), "fresh") == "yes"
+    await clear_worker_load(platform, name, by=actor(request), fresh=fresh)
+    return redirect(f"/agents/{name}#workers")
 
 
 @page("owner")

@@ -94,6 +94,7 @@ _DO = {
     ("/agents", "agents.put"): agents.save,
     ("/agents/new", "agents.create"): agents.create,
     ("/agents/{name}/remove", "agents.remove"): agents.remove,
+    ("/agents/{name}/load/clear", "agents.clear_load"): agents.clear,
     ("/agents/{name}/heartbeat", "agents.switch_heartbeat"): agents.switch,
     ("/agents/{name}/heartbeat/unmute", "agents.mute_heartbeat"): agents.unmute,
     ("/agents/{name}/mcp/{server}/test", "mcp.test"): agents.try_server,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 
 from gofer.app import Platform
-from gofer.errors import Conflict
+from gofer.errors import Conflict, NotFound
+from gofer.goals.load import clear_load, load_of
 from gofer.runs.agent_files import NAME, AgentFiles, AgentSpec, default_agent, in_force
 from gofer.runs.agent_writer import AgentTexts, texts
 from gofer.store.tables import LIVE, agents, in_state, jobs
@@ -101,3 +103,25 @@ async def changing_agents(request: Request) -> AsyncIterator[None]:
     async with request.app.state.agents_turn:
         yield
         await request.app.state.platform.agents_changed()
+
+
+async def worker_load(platform: Platform, name: str) -> dict[str, Any]:
+    """What an agent's workers have to do; raises NotFound."""
+    agent_id = await platform.database.read(partial(_agent_id, name=name))
+    found = await platform.database.read(partial(load_of, agent_id=agent_id, settings=platform.settings))
+    return asdict(found)
+
+
+async def clear_worker_load(platform: Platform, name: str, *, by: str, fresh: bool) -> dict[str, Any]:
+    """Drop an agent's tasks that wait for a worker, and count anew; raises NotFound."""
+    agent_id = await platform.database.read(partial(_agent_id, name=name))
+    return asdict(
+        await clear_load(platform.database, platform.signals, platform.settings, agent_id, by=by, fresh=fresh)
+    )
+
+
+def _agent_id(connection: Connection, name: str) -> str:
+    found = connection.execute(select(agents.c.id).where(agents.c.name == name)).scalar()
+    if found is None:
+        raise NotFound(f"There is no agent {name[:64]!r}. `gofer agents list` shows those there are.")
+    return str(found)
