@@ -47,6 +47,7 @@ POINTS = frozenset(
         "heartbeat.recorded",
         "heartbeat.decided",
         "heartbeat.nudged",
+        "heartbeat.delegated",
         "nudge.pressed",
         "nudge.muted",
         "nudge.said",

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, select, update
 from gofer.app import open_app
 from gofer.heartbeat.beats import Beats
 from gofer.heartbeat.findings import clock
+from gofer.heartbeat.records import spent_today
 from gofer.jobs.queue import submit
 from gofer.runs.agent_files import AgentFiles
 from gofer.settings import Settings
@@ -33,6 +34,7 @@ from gofer.store.tables import (
     questions,
     replies,
     spends,
+    tasks,
 )
 from gofer.web.queries.service_levels import service_levels
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
@@ -174,6 +176,46 @@ async def test_a_press_can_make_a_goal_in_the_pressers_name(
         assert (goal.asked_by, goal.trust) == (str(ann.id), "owner")
 
 
+def researching(body: Any) -> Reply:
+    """A model that has its heartbeat look into something, and the worker run that does."""
+    if "your heartbeat" in str(body["messages"][0]):
+        wish = {
+            "title": "The branch",
+            "instructions": "Find out which branch.",
+            "rationale": "it saves a question",
+        }
+        return say(json.dumps({"do": "research", "findings": [1], **wish}))
+    if "You are a worker" in str(body["system"]):
+        return calls(call("finish_task", outcome="done", summary="The branch is main."))
+    return asking()
+
+
+async def test_something_is_looked_into_and_then_told_with_its_rationale(
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database_url: str
+) -> None:
+    model = Anthropic(researching)
+    put(tmp_path / "data", {"gofer/agent.toml": ON})
+    async with (
+        answered_by(model, monkeypatch),
+        open_house(telegram, tmp_path / "data", database_url=database_url) as house,
+    ):
+        _, hers = await asked(house, telegram)
+        await beat(house)
+        text = (await nudged(telegram, hers))["text"]
+        assert "I looked into it by myself: The branch.\n\nThe branch is main." in text
+        assert "it was looked into because: it saves a question" in text
+        (task,) = await house.rows(select(tasks))
+        assert (task.kind, task.state, task.goal_id) == ("research", "done", None)
+        (worker,) = [body for body in model.received if "You are a worker" in str(body["system"])]
+        names = {tool["name"] for tool in worker["tools"]}
+        assert not names & {"bash", "write", "edit", "ask_user", "delegate"} - {"delegate"}, "it only reads"
+        spent = await house.platform.database.read(partial(service_levels, timezone="UTC"))
+        (line,) = spent["heartbeats"]
+        assert line["calls"] == 2, "the run, and the worker's"
+        shown = partial(spent_today, agent_id=task.agent_id, timezone="UTC")
+        assert await house.platform.database.read(shown) == round(line["dollars"] * 1_000_000)
+
+
 async def test_mute_lasts_until_somebody_takes_it_back(
     telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database_url: str
 ) -> None:
@@ -308,7 +350,9 @@ def _end_run(connection: Connection) -> None:
     connection.execute(update(jobs).where(jobs.c.lane == "somebody").values(state="done"))
 
 
-POINTS = ("heartbeat.decided", "heartbeat.nudged", "journal.appended:2", "nudge.said", "nudge.muted")
+POINTS = (
+    "heartbeat.decided", "heartbeat.nudged", "heartbeat.delegated", "journal.appended:2", "nudge.said", "nudge.muted",
+)  # fmt: skip
 QUICK = {("heartbeat.decided", "sqlite"), ("heartbeat.nudged", "postgresql"), ("nudge.said", "sqlite")}
 
 
@@ -332,7 +376,9 @@ async def test_one_nudge_and_one_act_whenever_the_process_dies(
     action = {"label": "Use main", "say": "Use the branch main."}
     told = nudging(actions=[action])
     model = Anthropic(
-        lambda body: told if "your heartbeat" in str(body["messages"][0]) else say("Deployed main.")
+        researching
+        if point == "heartbeat.delegated"
+        else lambda body: told if "your heartbeat" in str(body["messages"][0]) else say("Deployed main.")
     )
     data = tmp_path / "data"
     put(data, {"gofer/agent.toml": ON, "gofer/HEARTBEAT.md": "- every 366d: ask for the branch\n"})
@@ -349,7 +395,7 @@ async def test_one_nudge_and_one_act_whenever_the_process_dies(
         await _take_part(Settings(data_dir=data, sandbox="off", database_url=url))
         put(data, {"gofer/agent.toml": ON})
         await process.start(GOFER_CRASH_AT=point, **environment)
-        press = "Mute" if point == "nudge.muted" else "Use main"
+        press = "Mute" if point in ("nudge.muted", "heartbeat.delegated") else "Use main"
         if not point.startswith("nudge"):
             await eventually(lambda: process.died, within=60)
             await process.start(**environment)
@@ -364,6 +410,8 @@ async def test_one_nudge_and_one_act_whenever_the_process_dies(
     async with open_app(settings, roles=frozenset()) as platform:
         (row,) = await platform.database.read(partial(_rows, query=select(heartbeat_findings)))
         assert row.state == "nudged"
+        begun = await platform.database.read(partial(_rows, query=select(tasks)))
+        assert [each.state for each in begun] == (["done"] if point == "heartbeat.delegated" else [])
         nudges = select(replies.c.id).join(jobs, jobs.c.id == replies.c.job_id).where(jobs.c.kind == "nudge")
         sent = await platform.database.read(partial(_rows, query=nudges))
         assert len(sent) == (2 if press == "Mute" else 1)

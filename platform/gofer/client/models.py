@@ -660,7 +660,7 @@ class HeartbeatFinding(Shape):
     advice: str
     """… and the sentence."""
     state: str
-    """found, nudged, researched, quiet or dropped."""
+    """found, nudged, quiet or dropped."""
     reason: str
     found_at: float
     settled_at: float | None
@@ -678,6 +678,8 @@ class Heartbeat(Shape):
     budget: float
     """Dollars a day."""
     spent_today: float
+    research: bool
+    """Whether it may look into something by itself."""
     conversation: str
     """Where it tells of what belongs to no conversation, if its settings say so …"""
     home: str

@@ -264,7 +264,7 @@ def load_task(connection: Connection, vault: Vault, task_id: str) -> TaskRecord:
 
 
 def delegate_tasks(
-    connection: Connection, vault: Vault, claim: Claim, wanted: Delegated, message_seq: int
+    connection: Connection, vault: Vault, claim: Claim, wanted: Delegated, message_seq: int | None
 ) -> list[NewJob]:
     """Make the tasks of a call, each once, and say which jobs do them. They get the run's trust, and share what is left
     of its money."""
@@ -288,7 +288,7 @@ def _delegate(
     wanted: Delegated,
     number: int,
     task: NewTask,
-    message_seq: int,
+    message_seq: int | None,
 ) -> Any:
     task_id = new_id("task")
     said = {

@@ -194,13 +194,14 @@ def _connection(connection: Connection, connection_id: str) -> tuple[str, dict[s
     return f"The connection {row.name} ({row.integration}) gives nothing: {reason}.", {"name": row.name}
 
 
-def briefing(explained: Sequence[Explained]) -> str:
-    """The message that a heartbeat's run gets."""
+def briefing(explained: Sequence[Explained], *, research: bool = False) -> str:
+    """The message that a heartbeat's run gets; with `research` it may have something looked into."""
     lines = [
         f"{each.number}. [{each.code}] {each.text}. Recommended: {each.recommendation[1]}"
         for each in explained
     ]
-    return f"{TASK}\n\nFindings of this conversation:\n" + "\n".join(lines)
+    told = [TASK, RESEARCH] if research else [TASK]
+    return "\n".join([*told, "", "Findings of this conversation:", *lines])
 
 
 TASK = """This is your heartbeat: nobody has asked for it, and nobody waits. Gofer has looked at its records of this \
@@ -213,3 +214,8 @@ Your answer is not sent to anybody. It is read by a program, so answer with one 
 "a button's few words", "say": "what the person says to you by pressing it", "goal": false}]}
 `actions` may be empty and has at most three; with "goal": true, pressing makes a goal that is planned and done in \
 tasks. Gofer adds why the message came and a button to stop such messages."""
+RESEARCH = """Or, where looking something up now would clearly save somebody time, have a worker look into it. It \
+reads files, pages and memories and changes nothing; what it finds is then told as a nudge. This costs money, so it \
+has to be worth it:
+{"do": "research", "findings": [1], "title": "a few words", "instructions": "what to find out, complete in itself", \
+"rationale": "why it is worth it, for the people here"}"""

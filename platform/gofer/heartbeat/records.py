@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from gofer.heartbeat.findings import RECOMMENDATIONS, Due, HeartbeatWatch
+from gofer.heartbeat.findings import RECOMMENDATIONS, Due, HeartbeatWatch, clock
 from gofer.jobs.kinds import ANSWER, HEARTBEAT
 from gofer.jobs.queue import SERVICE, submit
 from gofer.runs.spend import today
@@ -31,6 +31,7 @@ from gofer.store.tables import (
     jobs,
     participants,
     spends,
+    tasks,
 )
 
 MAX_AN_HOUR, MAX_A_DAY = 1, 4
@@ -44,8 +45,14 @@ KEEP = 90 * DAY
 """Longer than anything is looked back for, so that nothing pruned is found again."""
 LEDGER = "heartbeat:"
 """What the ledger's keys of heartbeats begin with."""
-NUDGED, RESEARCHED, QUIET, DROPPED = "nudged", "researched", "quiet", "dropped"
+NUDGED, QUIET, DROPPED = "nudged", "quiet", "dropped"
 NO_MONEY = "budget"
+RESEARCH_CALL = "heartbeat"
+"""What the tasks of heartbeats are known by."""
+MAX_RESEARCH = 2
+"""Tasks of one agent's heartbeat in 24 hours."""
+RESEARCH_MICROS = 200_000
+"""Millionths of a dollar that one of them may cost."""
 LOW_PRIORITY = 100
 
 
@@ -217,7 +224,26 @@ def spent_today(
         spends.c.key.startswith(LEDGER, autoescape=True),
         ~((spends.c.job_id == but[0]) & (spends.c.key == but[1])),
     )
-    return int(connection.execute(query).scalar_one())
+    return (
+        int(connection.execute(query).scalar_one())
+        + research_today(connection, agent_id, clock(connection))[1]
+    )
+
+
+def research_today(connection: Connection, agent_id: str, at: float) -> tuple[int, int]:
+    """How many tasks an agent's heartbeat has begun in the last 24 hours, and what they cost in millionths of a dollar:
+    all that they may cost while they are not over."""
+    mine = select(heartbeat_findings.c.job_id).where(
+        heartbeat_findings.c.agent_id == agent_id,
+        heartbeat_findings.c.found_at.between(at - 3 * DAY, at + DAY),
+    )
+    rows = connection.execute(
+        select(tasks.c.cost, tasks.c.finished_at)
+        .where(tasks.c.parent_job_id.in_(mine), tasks.c.call_id == RESEARCH_CALL)
+        .where(tasks.c.created_at > at - DAY)
+    ).all()
+    cost = [RESEARCH_MICROS if row.finished_at is None else round(row.cost * 1_000_000) for row in rows]
+    return len(rows), sum(cost)
 
 
 def prune_findings(connection: Connection) -> int:

@@ -20,25 +20,30 @@ from sqlalchemy import Connection, select
 from gofer.agent.conversation import ConversationMessage, Covers, StopSignal
 from gofer.agent.limits import LimitSettings, Scope, Short, micros
 from gofer.agent.models.offline import Offline
-from gofer.agent.outcome import Answered, Failed, Stopped
+from gofer.agent.outcome import Answered, Delegated, Failed, Stopped
 from gofer.agent.outcome import Outcome as End
 from gofer.agent.prices import load_prices
 from gofer.crash import crash_point
 from gofer.errors import ConfigError, NotFound
+from gofer.goals.tasks import RESEARCH, TaskRecord, delegate_tasks, load_task
 from gofer.heartbeat.brief import Explained, briefing, explain
 from gofer.heartbeat.findings import clock
 from gofer.heartbeat.nudges import Nudge, NudgeAction, submit_nudge
 from gofer.heartbeat.records import (
     DROPPED,
     LEDGER,
+    MAX_RESEARCH,
     QUIET,
+    RESEARCH_CALL,
+    RESEARCH_MICROS,
     findings_of,
     holds_back,
+    research_today,
     settle,
     spent_today,
 )
 from gofer.jobs.fence import hold
-from gofer.jobs.outcome import Done, Outcome, Retry, Snooze
+from gofer.jobs.outcome import Done, NewJob, Outcome, Retry, Snooze, WaitForJobs
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.memory.recall import Recall
@@ -55,8 +60,8 @@ from gofer.sanitize import clean, defuse
 from gofer.settings import Settings
 from gofer.store.database import Database
 from gofer.store.locks import lock_conversation
-from gofer.store.tables import agents
-from gofer.tool import Tier
+from gofer.store.tables import agents, tasks
+from gofer.tool import NewTask, Tier
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 
@@ -100,12 +105,21 @@ class NudgeWish(_Decision):
     actions: Annotated[tuple[ActionWish, ...], Field(max_length=3)] = ()
 
 
-_WISH: TypeAdapter[SilenceWish | NudgeWish] = TypeAdapter(
-    Annotated[SilenceWish | NudgeWish, Field(discriminator="do")]
-)
+class ResearchWish(_Decision):
+    """Have a worker run look into something, and tell what it found."""
+
+    do: Literal["research"]
+    findings: tuple[int, ...] = ()
+    title: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100)]
+    instructions: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
+    rationale: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=300)]
 
 
-def read_wish(text: str) -> SilenceWish | NudgeWish:
+Wish = SilenceWish | NudgeWish | ResearchWish
+_WISH: TypeAdapter[Wish] = TypeAdapter(Annotated[Wish, Field(discriminator="do")])
+
+
+def read_wish(text: str) -> Wish:
     """What a run decided. What is no decision is silence."""
     start, end = text.find("{"), text.rfind("}")
     try:
@@ -263,7 +277,8 @@ class HeartbeatRuns:
             raise ConfigError("There is no model that could decide anything: the offline model cannot.")
         own = spec.model_copy(update={"limits": own_limits(spec), "tools": (), "mcp": {}})
         prices = load_prices(self.settings.data_dir / "prices.toml", catalogue.prices())
-        ports = self._ports(run, spec, identity, briefing(explained))
+        research = self.settings.workers_v1 and spec.heartbeat.research
+        ports = self._ports(run, spec, identity, briefing(explained, research=research))
         loop = await build(own, model, (), prices, ports, may_use=lambda tool: tool.tier is Tier.READ)
         return await loop.run()
 
@@ -289,16 +304,24 @@ class HeartbeatRuns:
         claim: Claim,
         spec: AgentSpec,
         explained: Sequence[Explained],
-        wish: SilenceWish | NudgeWish,
+        wish: Wish,
         *,
         narrowed: bool,
         cost: float,
     ) -> Outcome:
         if isinstance(wish, SilenceWish):
-            await self.database.write(partial(_settle_all, claim=claim, state=QUIET))
-            return Done(cost=cost)
+            return await self._stay_quiet(claim, cost)
         chosen = [each for each in explained if each.number in wish.findings] or list(explained)
-        nudge = self._nudge(spec, chosen, wish, narrowed)
+        if isinstance(wish, ResearchWish):
+            done = await self.database.read(partial(_researched, vault=self.vault, claim=claim))
+            if done is None or done.finished_at is None:
+                return await self._research(claim, spec, wish, narrowed=narrowed, cost=cost)
+            if done.state != "done":
+                return await self._stay_quiet(claim, cost, "nothing came of its research")
+            untrusted = bool((done.result or {}).get("narrowed"))
+            nudge = self._report(spec, chosen, wish, done, narrowed=narrowed or untrusted)
+        else:
+            nudge = self._nudge(spec, chosen, wish, narrowed)
         held = await self.database.write(
             partial(_nudge, vault=self.vault, claim=claim, nudge=nudge, chosen=chosen)
         )
@@ -310,6 +333,48 @@ class HeartbeatRuns:
             later = await self._later(claim, at, LATER, "heartbeat.held_back")
             return later if isinstance(later, Snooze) else Done(cost=cost)
         return Done(cost=cost)
+
+    async def _stay_quiet(self, claim: Claim, cost: float, reason: str = "") -> Outcome:
+        await self.database.write(partial(_settle_all, claim=claim, state=QUIET, reason=reason))
+        return Done(cost=cost)
+
+    async def _research(
+        self, claim: Claim, spec: AgentSpec, wish: ResearchWish, *, narrowed: bool, cost: float
+    ) -> Outcome:
+        """Have a worker run look into something, within the heartbeat's budget, and wait for it without a slot."""
+        if narrowed or not self.settings.workers_v1 or not spec.heartbeat.research:
+            return await self._stay_quiet(claim, cost, "research is closed")
+        task = NewTask(RESEARCH, self._clean(wish.title), self._clean(wish.instructions))
+        jobs = await self.database.write(
+            partial(
+                _begin_research,
+                vault=self.vault,
+                claim=claim,
+                task=task,
+                budget=micros(spec.heartbeat.budget),
+                timezone=self.settings.timezone,
+            )
+        )
+        crash_point("heartbeat.delegated")
+        if not jobs:
+            return await self._stay_quiet(claim, cost, "no research is left for today")
+        return WaitForJobs(children=tuple(jobs), cost=cost)
+
+    def _report(
+        self,
+        spec: AgentSpec,
+        chosen: Sequence[Explained],
+        wish: ResearchWish,
+        done: TaskRecord,
+        *,
+        narrowed: bool,
+    ) -> Nudge:
+        """What a worker run found, told as a nudge. What strangers may speak through does nothing where it is read."""
+        found = self._clean(str((done.result or {}).get("summary", "")))[:MAX_TEXT]
+        text = f"I looked into it by myself: {self._clean(wish.title)}.\n\n{found}"
+        rationale = f"it was looked into because: {self._clean(wish.rationale)}"
+        why = (*dict.fromkeys(each.why for each in chosen), rationale)
+        return Nudge(agent=spec.name, text=defuse(text) if narrowed else text, why=why, narrowed=narrowed)
 
     def _nudge(self, spec: AgentSpec, chosen: Sequence[Explained], wish: NudgeWish, narrowed: bool) -> Nudge:
         """What to write. A run that has read strangers' text offers nothing to press: a press gives its words the
@@ -333,6 +398,32 @@ class HeartbeatRuns:
 
     def _clean(self, text: str) -> str:
         return self.redactor.redact(clean(text))
+
+
+def _begin_research(
+    connection: Connection, vault: Vault, claim: Claim, task: NewTask, budget: int, timezone: str
+) -> list[NewJob]:
+    """The job of a heartbeat's task, made once; none when the day's bounds do not allow it."""
+    lock_conversation(connection, str(claim.conversation_id))
+    # The agent's lock as well, so that two of its heartbeats never take the last one.
+    connection.execute(select(agents.c.id).where(agents.c.id == claim.agent_id).with_for_update())
+    agent_id = str(claim.agent_id)
+    if _researched(connection, vault, claim) is None:
+        count, _ = research_today(connection, agent_id, clock(connection))
+        spent = spent_today(connection, agent_id, timezone)
+        if count >= MAX_RESEARCH or spent + RESEARCH_MICROS > budget:
+            return []
+    wanted = Delegated(
+        RESEARCH_CALL, (task,), 0, trust="member", narrowed=False, background=True, budget=RESEARCH_MICROS
+    )
+    return delegate_tasks(connection, vault, claim, wanted, None)
+
+
+def _researched(connection: Connection, vault: Vault, claim: Claim) -> TaskRecord | None:
+    """The task that a heartbeat's run has begun, if it has."""
+    begun = (tasks.c.parent_job_id == claim.id) & (tasks.c.call_id == RESEARCH_CALL)
+    task_id = connection.execute(select(tasks.c.id).where(begun)).scalar()
+    return None if task_id is None else load_task(connection, vault, task_id)
 
 
 def _still_due(

@@ -56,6 +56,8 @@ class HeartbeatSettings(BaseModel):
     """The hours of the day in which it looks and writes, in the workspace's time zone; they may cross midnight."""
     budget: float = Field(default=0.5, ge=0, le=1000, allow_inf_nan=False)
     """Dollars a day for its runs, of the agent's budget for the background. With 0 it only records what it finds."""
+    research: bool = True
+    """Whether it may have a worker run look into something by itself, within its budget."""
     conversation: str = Field(default="", max_length=100)
     """Where it tells of what belongs to no conversation; by default the owner's last private one with this agent."""
 

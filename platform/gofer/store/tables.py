@@ -1058,7 +1058,7 @@ class HeartbeatFinding(SQLModel, table=True):
     recommendation: str
     """The code of what is recommended."""
     state: str = "found"
-    """found, nudged, researched, quiet (the run chose to say nothing) or dropped."""
+    """found, nudged, quiet (the run chose to say nothing) or dropped."""
     reason: str = ""
     """Why it was dropped or stayed quiet."""
     job_id: int | None = _big(default=None, nullable=True)

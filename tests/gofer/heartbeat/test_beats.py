@@ -13,7 +13,18 @@ from sqlalchemy import Connection, select, update
 from gofer.heartbeat.beats import Beats
 from gofer.heartbeat.brief import explain
 from gofer.heartbeat.findings import HeartbeatWatch, clock, look
-from gofer.heartbeat.records import NUDGED, findings_of, holds_back, nudges, record, set_muted, settle
+from gofer.heartbeat.records import (
+    NUDGED,
+    findings_of,
+    holds_back,
+    nudges,
+    record,
+    research_today,
+    set_muted,
+    settle,
+    spent_today,
+)
+from gofer.heartbeat.runs import _begin_research
 from gofer.jobs.notifications import LocalSignals
 from gofer.jobs.outcome import Dead, Wait
 from gofer.runs.agent_files import AgentFiles
@@ -31,7 +42,9 @@ from gofer.store.tables import (
     participants,
     questions,
     spends,
+    tasks,
 )
+from gofer.tool import NewTask
 from support.goal_bench import new_goal
 from support.world import CONNECTION, World
 
@@ -190,6 +203,39 @@ async def test_a_budget_that_is_used_up_puts_it_off_until_tomorrow(world: World)
     assert await world.count(heartbeat_findings) == 0, "so that it is found again tomorrow"
     await world.run(lambda c: c.execute(update(spends).values(day="2020-01-01")))
     assert await beat(world, watching) == 1
+
+
+async def test_what_is_looked_into_counts_and_is_bounded_by_rows(world: World) -> None:
+    await question(world)
+    watching = await watch(world)
+    assert await beat(world, watching) == 1
+    (job,) = await world.rows(select(jobs).where(jobs.c.kind == "heartbeat"))
+    (claim,) = [each for each in await world.claim(5, pool="service") if each.id == job.id]
+    task = NewTask("research", "Tea", "Find out.")
+    begin = {"vault": world.vault, "claim": claim, "task": task, "timezone": "UTC"}
+    assert await world.run(_begin_research, **begin, budget=100_000) == [], "it may cost more than there is"
+    first = await world.run(_begin_research, **begin, budget=500_000)
+    again = await world.run(_begin_research, **begin, budget=500_000)
+    assert [each.unique_key for each in first] == [each.unique_key for each in again], "once, however often"
+    spent = await world.run(spent_today, agent_id=watching.agent_id, timezone="UTC")
+    assert spent == 200_000, "what it may cost counts until it is over"
+    ended = update(tasks).values(finished_at=watching.at, cost=0.01, state="done")
+    await world.run(lambda c: c.execute(ended))
+    assert await world.run(spent_today, agent_id=watching.agent_id, timezone="UTC") == 10_000
+    count = {"agent_id": watching.agent_id, "at": watching.at}
+    assert (await world.run(research_today, **count))[0] == 1
+    (row,) = await world.rows(select(tasks))
+    copy = {**row._mapping, "id": "task_2", "number": 2}
+    await world.run(lambda c: c.execute(tasks.insert().values(copy)))
+    assert (await world.run(research_today, **count))[0] == 2
+    await world.run(lambda c: c.execute(update(tasks).values(call_id="another run's")))
+    assert await world.run(research_today, **count) == (0, 0)
+    await world.run(
+        lambda c: c.execute(update(tasks).values(call_id="heartbeat", parent_job_id=claim.id + 1))
+    )
+    assert await world.run(research_today, **count) == (0, 0), (
+        "a call of that name in another job is no heartbeat's"
+    )
 
 
 async def test_outside_of_its_hours_it_does_not_even_look(world: World) -> None:

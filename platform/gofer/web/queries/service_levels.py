@@ -18,7 +18,7 @@ from sqlalchemy import Connection, func, select
 from gofer.agent.prices import MICROS
 from gofer.agent.tools.registry import RECALL
 from gofer.connections.inflow import CATCH_UP, POLL, SET_UP
-from gofer.heartbeat.records import LEDGER
+from gofer.heartbeat.records import LEDGER, RESEARCH_CALL
 from gofer.jobs import kinds
 from gofer.memory.manager import MEMORY
 from gofer.runs.spend import today
@@ -30,6 +30,7 @@ from gofer.store.tables import (
     agents,
     attempts,
     events,
+    heartbeat_findings,
     in_state,
     jobs,
     messages,
@@ -242,6 +243,13 @@ def _queue(connection: Connection) -> list[dict[str, Any]]:
 def _heartbeats(connection: Connection, timezone: str) -> list[dict[str, Any]]:
     """Dollars that heartbeats cost by agent and day, the newest day first."""
     days = calendar_days(today(connection, timezone), DAYS)
+    lately = heartbeat_findings.c.found_at > now() - (DAYS + 2) * 86400.0
+    # What a heartbeat has looked into by a worker run is its cost as well.
+    tasked = (
+        select(tasks.c.job_id)
+        .where(tasks.c.parent_job_id.in_(select(heartbeat_findings.c.job_id).where(lately)))
+        .where(tasks.c.call_id == RESEARCH_CALL, tasks.c.job_id.is_not(None))
+    )
     query = (
         select(
             spends.c.day,
@@ -250,7 +258,10 @@ def _heartbeats(connection: Connection, timezone: str) -> list[dict[str, Any]]:
             func.count().label("calls"),
         )
         .join(agents, agents.c.id == spends.c.agent_id)
-        .where(spends.c.day.in_(days), spends.c.key.startswith(LEDGER, autoescape=True))
+        .where(
+            spends.c.day.in_(days),
+            spends.c.key.startswith(LEDGER, autoescape=True) | spends.c.job_id.in_(tasked),
+        )
         .group_by(spends.c.day, agents.c.name)
         .order_by(spends.c.day.desc(), agents.c.name)
     )
