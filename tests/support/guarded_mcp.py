@@ -14,6 +14,9 @@ from starlette.routing import Route
 
 from support.hostile_mcp import Hostile
 
+TOKENS = "/oauth/v2/tokens"
+"""Not where a client would look that has not been told."""
+
 
 @dataclass
 class Guarded:
@@ -22,11 +25,13 @@ class Guarded:
     inner: Hostile = field(default_factory=Hostile)
     url: str = ""
     life: int = 3600
+    refresh: str = ""
+    """Each is taken once."""
     grants: list[str] = field(default_factory=list)
     valid: set[str] = field(default_factory=set)
     challenges: dict[str, str] = field(default_factory=dict)
     """By the code that was given for each."""
-    token_path: str = "/token"
+    token_path: str = TOKENS
     issuer: str = ""
     """What it says of itself when it sends somebody back."""
     tokens_at: str = ""
@@ -44,7 +49,7 @@ class Guarded:
                 Route("/.well-known/oauth-authorization-server{rest:path}", self._server),
                 Route("/register", self._register, methods=["POST"]),
                 Route("/authorize", self._authorise),
-                Route("/token", self._token, methods=["POST"]),
+                Route(TOKENS, self._token, methods=["POST"]),
                 Route("/thief", self._steal, methods=["POST"]),
             ]
         )
@@ -95,14 +100,17 @@ class Guarded:
             wanted = self.challenges.pop(given["code"][0], "")
             if base64.urlsafe_b64encode(digest).decode().rstrip("=") != wanted:
                 return JSONResponse({"error": "invalid_grant"}, 400)
-        token = f"access-token-{len(self.grants)}"
+        if "refresh_token" in given and given["refresh_token"][0] != self.refresh:
+            self.valid = set()  # somebody has stolen one of them
+            return JSONResponse({"error": "invalid_grant"}, 400)
+        token, self.refresh = f"access-token-{len(self.grants)}", f"refresh-token-{len(self.grants)}"
         self.valid = {token}
         return JSONResponse(
             {
                 "access_token": token,
                 "token_type": "Bearer",
                 "expires_in": self.life,
-                "refresh_token": "refresh-token-1",
+                "refresh_token": self.refresh,
             }
         )
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -147,6 +147,28 @@ class KeptTokens:
             client.token_endpoint_auth_method = "client_secret_post"  # noqa: S105 - the name of a way
             await self._keep(method=client.token_endpoint_auth_method)
 
+    async def keep_place(self, provider: OAuthClientProvider) -> None:
+        """Keep where tokens come from: they are renewed there, also when nobody has looked for the place again."""
+        context = provider.context
+        found = {"server": context.oauth_metadata, "resource": context.protected_resource_metadata}
+        await self._keep(
+            **{
+                f"{name}_metadata": one.model_dump(mode="json", exclude_none=True)
+                for name, one in found.items()
+                if one is not None
+            }
+        )
+
+    async def restore_place(self, provider: OAuthClientProvider) -> None:
+        """Have the provider know again where tokens come from."""
+        from mcp.shared.auth import OAuthMetadata, ProtectedResourceMetadata
+
+        facts, context = await self._facts(), provider.context
+        if server := facts.get("server_metadata"):
+            context.oauth_metadata = OAuthMetadata.model_validate(server)
+        if resource := facts.get("resource_metadata"):
+            context.protected_resource_metadata = ProtectedResourceMetadata.model_validate(resource)
+
     async def wanted(self) -> str | None:
         """What a call needed beyond what was granted."""
         return (await self._facts()).get("wanted")
@@ -223,6 +245,8 @@ class Authoriser:
     pending: PendingAuthorisations
     callback: Callable[[], str]
     """Where the owner's browser is sent back to; empty while nobody listens."""
+    _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
+    """By what is granted: who renews it."""
 
     def auth(self, server: str, settings: McpServerSettings) -> httpx2.Auth:
         """What signs a run's requests, and renews its token."""
@@ -286,6 +310,7 @@ class Authoriser:
             if provider._get_token_endpoint() != known["token_endpoint"]:
                 raise Permanent(f"{server} names another place for tokens than when this began. Begin again.")
             await kept.settle_method(provider)
+            await kept.keep_place(provider)
             return code, known["verifier"]
 
         await _visit(server, settings, self._provider(kept, exchange, known["back"]))
@@ -295,15 +320,36 @@ class Authoriser:
         from mcp.shared.auth import OAuthClientMetadata
         from pydantic import AnyUrl
 
+        turn = self._turns.setdefault(kept.name("access"), asyncio.Lock())
+
         class Provider(OAuthClientProvider):
             refusal: GoferError | None = None
             """Why it asked nobody; the library tells no more than that the connection ended."""
 
             async def _initialize(self) -> None:
-                await super()._initialize()
+                # One at a time: many servers take a token for renewal once, and revoke everything if it comes twice.
+                async with turn:
+                    await super()._initialize()
+                    await kept.restore_place(self)
+                    self._note_expiry()
+                    if not self.context.is_token_valid() and self.context.can_refresh_token():
+                        await self._renew()
+
+            def _note_expiry(self) -> None:
                 # The library would take a token that it finds for a fresh one.
                 if kept.expires_at is not None:
                     self.context.token_expiry_time = kept.expires_at - EARLY
+
+            async def _renew(self) -> None:
+                async with http_client(kept.settings, {}) as http:
+                    renewed = await self._handle_refresh_response(
+                        await http.send(await self._refresh_token())
+                    )
+                if not renewed:  # unless another process was quicker
+                    self.context.current_tokens = await kept.get_tokens()
+                    self._note_expiry()
+                    if not self.context.is_token_valid():
+                        self.context.clear_tokens()
 
             async def _perform_authorization_code_grant(self) -> tuple[str, str]:
                 try:

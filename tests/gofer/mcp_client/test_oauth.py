@@ -101,6 +101,19 @@ def test_an_owner_authorises_once_and_tokens_are_kept_and_renewed(
     assert "access-token-2" not in api.get("/agents/gofer").text
 
 
+def test_runs_that_begin_at_once_renew_a_token_once(begin: Callable[..., House], guarded: Guarded) -> None:
+    guarded.life = 30
+    house = begin()
+    assert signed_in(house).get(followed(link_of(house))).headers["location"] == "/agents"
+    guarded.life = 3600
+    with ThreadPoolExecutor(4) as pool:
+        tried = list(
+            pool.map(lambda api: api.post(TEST, json={}).json()["ok"], [api_of(house) for _ in range(4)])
+        )
+    assert tried == [True] * 4
+    assert guarded.grants == ["authorization_code", "refresh_token"]
+
+
 def test_what_was_begun_before_a_restart_is_finished_after_it(
     begin: Callable[..., House], guarded: Guarded
 ) -> None:
