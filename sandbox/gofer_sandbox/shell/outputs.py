@@ -71,7 +71,7 @@ class Stream:
     number: int
     reader: int
     hold: int = -1
-    wide: bool = False
+    room: int = _NARROW
     heard: bool = False
     """Whether the loop tells us when there is something to read."""
 
@@ -80,12 +80,11 @@ class Stream:
         return cls(path, slot, number, os.open(path, _READ), os.open(path, _WRITE))
 
     def resize(self, size: int) -> None:
-        """Have the FIFO hold so much."""
+        """Have the FIFO hold so much, unless its user has too many that do."""
         import fcntl  # not there on every system that may import this
 
-        self.wide = size > _NARROW
         with contextlib.suppress(OSError):
-            fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, size)
+            self.room = fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, size)
 
     def release(self) -> None:
         if self.hold >= 0:
@@ -265,10 +264,10 @@ class Outputs:
                 size = self._listener.output(index, stream.reader, _CHUNK)
                 if not size:
                     return
-                if size >= _LOT and not stream.wide:
+                if size >= _LOT and stream.room < _PIPE:
                     stream.resize(_PIPE)
                 taken += size
-        if stream.wide and taken < _PIPE // 4:
+        if stream.room > _NARROW and taken < stream.room // 4:
             self._ignore(stream)
             self._loop.call_later(_FILL_PAUSE, self._read_more, index, stream)
 
@@ -292,7 +291,7 @@ class Outputs:
         ended, self._ended = self._ended, []
         for stream in ended:
             stream.release()
-            if stream.wide:
+            if stream.room > _NARROW:
                 stream.resize(_NARROW)
             if not self._at_end(stream):
                 self._ignore(stream)
