@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.report import Row
+from gofer.releases.source import release_source, write_source
 from gofer.releases.stage import approve, build_release, stage
 from gofer_supervisor.home import Home
 
@@ -27,6 +28,8 @@ GROUP = "supervisor"
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 120.0
 BETWEEN_REQUESTS = 0.01
+REVERT = 10.0
+"""Seconds beyond one start in which a release that fails has to be replaced."""
 LONG = 0.5
 """Seconds without an answer that show that something was started again."""
 
@@ -50,6 +53,8 @@ def _rows(idle: float) -> list[Row]:
             back = _longest_silence(url, home, lambda: home.ask(roll_back))
             ((pid, _),) = home.load().processes.values()
             killed = _longest_silence(url, home, lambda: os.kill(pid, signal.SIGKILL))
+            fail = {"do": "deploy", "build": _stage_failing(home, Path(folder)), "by": "bench"}
+            failed = _longest_silence(url, home, lambda: home.ask(fail))
     return [
         Row(
             GROUP,
@@ -63,17 +68,34 @@ def _rows(idle: float) -> list[Row]:
         Row(GROUP, "share of a core, idle", share, "%", at_most=0.2),
         Row(GROUP, "longest wait while a release is deployed", deployed, "s", "one start", start, at_most=2),
         Row(GROUP, "longest wait while it is taken back", back, "s", "one start", start, at_most=2),
+        Row(
+            GROUP,
+            "longest wait when a release fails and the old one serves again",
+            failed,
+            "s",
+            f"one start plus {REVERT:g} s",
+            start + REVERT,
+            at_most=1,
+        ),
         Row(GROUP, "longest wait when the server is killed", killed, "s", "one start", start, at_most=2),
     ]
 
 
-def _stage(home: Home, folder: Path) -> str:
+def _stage(home: Home, folder: Path, source: Path = ROOT) -> str:
     """This very source as a release, so that what is compared is the same."""
     home.prepare()
-    wheel, _ = build_release(ROOT, folder / "dist")
+    wheel, _ = build_release(source, folder / f"dist-{source.name}")
     build = stage(home, wheel, lambda release: "not checked", unsigned=True).build
     approve(home, build, by="bench")
     return build
+
+
+def _stage_failing(home: Home, folder: Path) -> str:
+    """The same source with a server that ends as it starts."""
+    files = release_source()
+    files["platform/gofer/serve.py"] += b"\n\ndef run(*_: object) -> None:\n    raise SystemExit(1)\n"
+    write_source(files, folder / "failing")
+    return _stage(home, folder, folder / "failing")
 
 
 @contextmanager

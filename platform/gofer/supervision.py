@@ -41,6 +41,8 @@ FIRST_PASSED = 3
 EVERY = 2.0
 MAX_EVENT = 64 * 1024
 SIGNS_PER_WATCHDOG = 3
+SAME_DEPLOYMENT = 20
+"""Events of one kind among which one of the same deployment is looked for."""
 
 
 def passed_socket() -> socket.socket | None:
@@ -133,11 +135,19 @@ def _record(connection: Connection, vault: Vault, number: int, event: dict[str, 
 
     lock_lane(connection, "supervisor.events")
     last = connection.execute(_LAST).scalar()
-    if last is None or number > int(last.get("number", 0)):
+    if (last is None or number > int(last.get("number", 0))) and not _is_known(connection, event):
         log_of_events.record(
             connection, event["kind"], FIRST_WORKSPACE, data={**event["data"], "number": number}
         )
         tell_owners(connection, vault, number, event["kind"], event["data"])
+
+
+def _is_known(connection: Connection, event: dict[str, Any]) -> bool:
+    """Whether this was said of the same deployment before, by a supervisor that was killed right after."""
+    deployment = event["data"].get("deployment")
+    query = select(events.c.data).where(events.c.kind == event["kind"]).order_by(events.c.id.desc())
+    last = connection.execute(query.limit(SAME_DEPLOYMENT)).scalars()
+    return bool(deployment) and any(one.get("deployment") == deployment for one in last)
 
 
 _OF_SUPERVISOR = events.c.kind.in_(SUPERVISED)

@@ -17,7 +17,7 @@ from gofer_supervisor.system import Config, inherited_environment, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 STEPS = {"backup": "previous", "migrate": "build", "restore": "previous"}
@@ -38,6 +38,11 @@ class Slot:
     @property
     def running(self) -> list[Process]:
         return [one for one in (self.process, self.successor) if one is not None]
+
+
+def deployment_id(trial: Mapping[str, Any]) -> str:
+    """What one deployment is known by: an event about it that is written twice is one."""
+    return f"{trial['build']}@{trial.get('at') or time.time()}"
 
 
 class Deployments:
@@ -65,7 +70,7 @@ class Deployments:
     def _idle(self) -> bool:
         """Whether nothing may be started: a deployment is at a step that needs the store for itself."""
         trial = self._state.trial
-        return trial is not None and trial["step"] != "prove" and not self._config.rolling
+        return trial is not None and trial["step"] not in ("prove", "revert") and not self._config.rolling
 
     def _stop_all(self) -> None:
         for process in self._running():
@@ -129,30 +134,50 @@ class Deployments:
         request = self._home.asked()
         if request is None:
             return
-        trial, build, by = self._state.trial, str(request.get("build", "")), str(request.get("by", ""))
-        if request.get("do") == "rollback":
-            self._roll_back(by)
+        trial, id_ = self._state.trial, str(request.get("id", ""))
+        if id_ and id_ == self._state.taken:
+            pass  # begun by a supervisor that was killed before it could take the request away
         elif trial is not None and trial["step"] != "prove":
             return  # it has to wait
-        elif self._runnable(build) and build != self._home.linked(CURRENT):
-            first = "migrate" if self._config.rolling else "stop"
+        elif request.get("do") == "rollback":
+            self._begin_revert(id_, str(request.get("by", "")))
+        else:
+            self._begin_deployment(id_, str(request.get("build", "")), str(request.get("by", "")))
+        self._home.answered()
+
+    def _begin_deployment(self, id_: str, build: str, by: str) -> None:
+        trial = self._state.trial
+        if not self._runnable(build) or build == self._home.linked(CURRENT):
+            say(f"Release {build} cannot be deployed: it is not here, or it runs already.")
+        elif changed := self._home.changed_file(build):
+            self._refuse(build, f"{changed} is not what the release was staged with.")
+        else:
             # One on probation gives way to the next, and if that one fails, what is known to be good comes back.
             proved = [] if trial is None else [str(trial["previous"])]
             before = self._fallback(*proved, self._home.linked(CURRENT))
-            self._begin_trial(build, before, by=by, step=first)
-        else:
-            say(f"Release {build} cannot be deployed: it is not here, or it runs already.")
-        self._home.answered()
+            self._state.taken = id_
+            self._begin_trial(build, before, by=by, step="migrate" if self._config.rolling else "stop")
 
-    def _roll_back(self, by: str) -> None:
-        """Go back to the release before the current one, because a person says so."""
+    def _refuse(self, build: str, why: str) -> None:
+        """Tell the owners that a release does not run after all."""
+        running = self._home.linked(CURRENT)
+        say(f"Release {build} is not deployed: {why}")
+        self._note("revision.rolled_back", build=build, to=running, reason=f"It never ran: {why}")
+
+    def _begin_revert(self, id_: str, by: str) -> None:
+        """Write down that the release before the current one is wanted back, because a person says so."""
         last = self._state.trial or self._last_deployment()
         if last is None or not self._runnable(str(last["previous"])):
             say("There is no release to go back to.")
             return
-        if self._home.linked(GOOD) == last["build"]:
-            self._link(GOOD, str(last["previous"]))
-        self._go_back(last, f"{by} asked for it.")
+        self._state.taken = id_
+        self._state.trial = {**last, "by": by, "at": time.time(), "step": "revert"}
+        self._save()
+
+    def _revert(self, trial: dict[str, Any]) -> None:
+        if self._home.linked(GOOD) == trial["build"]:
+            self._link(GOOD, str(trial["previous"]))
+        self._go_back(trial, f"{trial['by']} asked for it.")
 
     def _last_deployment(self) -> dict[str, Any] | None:
         """The good release and the one that it replaced; None when that is not known."""
@@ -164,11 +189,12 @@ class Deployments:
 
     def _begin_trial(self, build: str, previous: str, *, by: str, step: str) -> None:
         """Write down what is to be deployed, before anything is done about it."""
-        self._state.trial = {"build": build, "previous": previous, "by": by, "at": time.time(), "step": step}
+        trial = {"build": build, "previous": previous, "by": by, "at": time.time(), "step": step}
+        self._note("revision.started", build=build, previous=previous, by=by, deployment=deployment_id(trial))
+        self._state.trial = trial
         self._state.exits = []
         self._proved_from = None
         self._save()
-        self._note("revision.started", build=build, previous=previous, by=by)
         if step == "prove":
             self._link(CURRENT, build)
 
@@ -194,7 +220,9 @@ class Deployments:
 
     def _do_step(self, trial: dict[str, Any], now: float) -> None:
         step = trial["step"]
-        if step == "stop":
+        if step == "revert":
+            self._revert(trial)
+        elif step == "stop":
             self._stop_all()
             if not self._running():
                 self._take_store(trial)
@@ -274,9 +302,10 @@ class Deployments:
             self._home.release(trial["build"]), **self._facts(trial["build"]), previous=trial["previous"]
         )
         self._link(GOOD, trial["build"])
+        told = {"build": trial["build"], "previous": trial["previous"], "deployment": deployment_id(trial)}
+        self._note("revision.promoted", **told)
         self._state.trial = None
         self._save()
-        self._note("revision.promoted", build=trial["build"], previous=trial["previous"])
 
     def _answers(self, build: str) -> bool:
         """Whether a process of a release has said that it answers; true for one that does not know how to say so."""
@@ -292,7 +321,8 @@ class Deployments:
         """Have the release before the one on probation run again."""
         previous = self._fallback(str(trial["previous"]), self._home.linked(GOOD))
         say(f"Going back from release {trial['build']} to {previous}: {why}")
-        self._note("revision.rolled_back", build=trial["build"], to=previous, reason=why)
+        told = {"build": trial["build"], "to": previous, "reason": why, "deployment": deployment_id(trial)}
+        self._note("revision.rolled_back", **told)
         self._link(CURRENT, previous)
         self._state.trial, self._state.exits, self._proved_from = None, [], None
         self._save()

@@ -63,14 +63,17 @@ class Release:
 class State:
     """What the supervisor must know again after it was killed."""
 
-    __slots__ = ("exits", "installed", "processes", "trial")
+    __slots__ = ("exits", "installed", "processes", "taken", "trial")
 
     def __init__(self) -> None:
         self.installed = ""
         """The build of the environment that the supervisor was last started from."""
         self.trial: dict[str, Any] | None = None
         """A release that is being deployed or on probation: its build, the one before, by whom, since when, and which
-        step is under way (`stop`, `backup`, `migrate`, `restore` or `prove`)."""
+        step is under way (`stop`, `backup`, `migrate`, `restore` or `prove`; `revert` when a person wants the release
+        before back)."""
+        self.taken = ""
+        """The id of the last request that was begun: should it still lie there, it is not begun again."""
         self.processes: dict[str, list[int]] = {}
         """Process id and start time of what was started, by name: what a supervisor that was killed left running."""
         self.exits: list[float] = []
@@ -140,6 +143,28 @@ class Home:
         place = f"{self._releases}/{checked_build(build)}/{MANIFEST}"
         return read_json(place, f"There is no release {build} in {self.path}.")
 
+    def changed_file(self, build: str) -> str:
+        """A file of a release that is not what its record says; empty when all are, or there is no record."""
+        import base64
+        import hashlib
+
+        for top in self.release(build).path:
+            for info in sorted(os.listdir(top) if os.path.isdir(top) else ()):
+                place = f"{top}/{info}/RECORD"
+                if not info.endswith(".dist-info") or not os.path.exists(place):
+                    continue
+                with open(place, encoding="utf-8") as record:
+                    listed = [line.rstrip("\n").rsplit(",", 2) for line in record]
+                for name, digest, _ in (one for one in listed if len(one) == 3 and one[1]):
+                    try:
+                        with open(f"{top}/{name}", "rb") as file:
+                            found = hashlib.sha256(file.read()).digest()
+                    except OSError:
+                        return name
+                    if digest != f"sha256={base64.urlsafe_b64encode(found).decode().rstrip('=')}":
+                        return name
+        return ""
+
     def builds(self) -> list[str]:
         """Every release there is, the oldest first."""
         found = {}
@@ -183,6 +208,7 @@ class Home:
             state.processes = {
                 str(name): [int(one) for one in ids] for name, ids in kept["processes"].items()
             }
+            state.taken = str(kept.get("taken", ""))
             state.exits = [float(at) for at in kept["exits"]]
         except (HomeError, KeyError, TypeError, ValueError, AttributeError):
             return State()
@@ -198,7 +224,7 @@ class Home:
         """Leave a request for the supervisor, which takes it at its next look. Raises FileExistsError when another one
         waits: of two that are left at once, one is refused and none is lost."""
         beside = f"{self.path}/.request-{os.getpid()}-{time.time_ns()}.json.new"
-        write_json(beside, request)
+        write_json(beside, {"id": os.urandom(8).hex(), **request})
         try:
             os.link(beside, f"{self.path}/request.json")
         finally:

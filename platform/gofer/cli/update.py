@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,7 +89,11 @@ def show_release(build: Build, as_json: AsJson = False) -> None:
 @app.command()
 def check(
     index: Annotated[
-        Path, typer.Argument(help="A directory with wheels and their manifests.", show_default=False)
+        str,
+        typer.Argument(
+            help="A directory with wheels and their manifests, or the address of an index.",
+            show_default=False,
+        ),
     ],
     as_json: AsJson = False,
 ) -> None:
@@ -96,10 +101,13 @@ def check(
 
     \b
     gofer update check /mnt/releases
+    gofer update check https://releases.example.org/gofer.json
     """
+    from gofer.releases.index import is_address, newer_in_index
     from gofer.releases.stage import newer_releases
 
-    found = [{"version": version, "wheel": str(place)} for version, place in newer_releases(index)]
+    newer = newer_in_index(index) if is_address(index) else newer_releases(Path(index))
+    found = [{"version": version, "wheel": str(place)} for version, place in newer]
     said = [f"{one['version']} is there. To stage it: gofer update stage {one['wheel']}" for one in found[:1]]
     show({"releases": found}, as_json, lambda: print(said[0] if said else "There is nothing newer."))
 
@@ -147,7 +155,10 @@ def trust(
 
 @app.command()
 def stage(
-    wheel: Annotated[Path, typer.Argument(help="The wheel; its manifest is beside it.", show_default=False)],
+    wheel: Annotated[
+        str,
+        typer.Argument(help="The wheel, by path or address; its manifest is beside it.", show_default=False),
+    ],
     unsigned: Annotated[
         bool, typer.Option("--unsigned", help="Accept this file although nobody trusted has signed it.")
     ] = False,
@@ -157,14 +168,18 @@ def stage(
 
     \b
     gofer update stage dist/gofer-0.2.0-py3-none-any.whl
+    gofer update stage https://releases.example.org/gofer-0.2.0-py3-none-any.whl
     """
+    from gofer.releases.index import download, is_address
     from gofer.releases.stage import stage as stage_release
     from gofer.releases.trial import try_release
 
     home, settings = _home()
-    staged = stage_release(
-        home, wheel, lambda release: try_release(release, settings.sqlite_path), unsigned=unsigned
-    )
+    with tempfile.TemporaryDirectory(prefix="gofer-release-") as folder:
+        place = download(wheel, Path(folder)) if is_address(wheel) else Path(wheel)
+        staged = stage_release(
+            home, place, lambda release: try_release(release, settings.sqlite_path), unsigned=unsigned
+        )
     said = f"Staged as {staged.build}. To let it be deployed: gofer update approve {staged.build}"
     told = {"build": staged.build, "version": staged.version, "signed_by": staged.signed_by}
     show(told, as_json, lambda: print(said))

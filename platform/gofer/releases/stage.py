@@ -303,12 +303,12 @@ def newer_releases(index: Path) -> list[tuple[str, Path]]:
             version = str(json.loads(manifest_of(place).read_bytes()[:MAX_MANIFEST])["version"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if _ordered(version) > _ordered(gofer.__version__):
+        if ordered_version(version) > ordered_version(gofer.__version__):
             found.append((version, place))
-    return sorted(found, key=lambda one: _ordered(one[0]), reverse=True)
+    return sorted(found, key=lambda one: ordered_version(one[0]), reverse=True)
 
 
-def _ordered(version: str) -> tuple[int, ...]:
+def ordered_version(version: str) -> tuple[int, ...]:
     """A version as numbers that can be compared; what is no number counts as none."""
     return tuple(int(part) if part.isdigit() else 0 for part in version.split("+")[0].split("."))
 

