@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.report import Row
 from gofer.releases.source import release_source, write_source
-from gofer.releases.stage import approve, build_release, stage
+from gofer.releases.stage import approve, build_release, compile_release, stage
 from gofer_supervisor.home import Home
 
 GROUP = "supervisor"
@@ -86,6 +86,7 @@ def _stage(home: Home, folder: Path, source: Path = ROOT) -> str:
     home.prepare()
     wheel, _ = build_release(source, folder / f"dist-{source.name}")
     build = stage(home, wheel, lambda release: "not checked", unsigned=True).build
+    compile_release(home, build)
     approve(home, build, by="bench")
     return build
 

@@ -3,17 +3,21 @@
 Each cycle starts from a running installation and people who write all the time. It does one thing to one process
 (SIGKILL, SIGTERM, or SIGSTOP until past the lease and then SIGCONT), starts what has ended again, and now and then
 lets the service answer 429 or 500, hang up after taking a reply, or stall. At the end everything must have come to
-an end, and the store and the service's own ledger are compared.
+an end, and the store and the service's own ledger are compared. Then releases are deployed, good and bad ones, and
+something is killed at each step of that.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import sys
+from typing import Any
 
 from chaos.campaign import campaign
+from chaos.deployments import cases, deployments
 
 
 def main() -> int:
@@ -22,19 +26,32 @@ def main() -> int:
     parser.add_argument("--database", choices=["sqlite", "postgresql", "both"], default="both")
     parser.add_argument("--service", choices=["hello", "probe", "both"], default="both")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--deployments", type=int, help="releases that are deployed; a twentieth of the cycles by default"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     given = parser.parse_args()
     databases = ["sqlite", "postgresql"] if given.database == "both" else [given.database]
     services = ["hello", "probe"] if given.service == "both" else [given.service]
-    tallies = []
+    tallies: list[Any] = []
     for database in databases:
         for service in services:
             cycles = given.cycles // len(services)
-            tallies.append(asyncio.run(campaign(database, service, cycles, seed=given.seed)))
-            print(json.dumps(tallies[-1].figures()) if given.json else tallies[-1].line(), flush=True)
-            for complaint in tallies[-1].complaints:
-                print(f"  {complaint}", file=sys.stderr)
+            if cycles:
+                tallies.append(asyncio.run(campaign(database, service, cycles, seed=given.seed)))
+                tell(tallies[-1], as_json=given.json)
+        count = given.cycles // 20 if given.deployments is None else given.deployments
+        chosen = list(itertools.islice(cases(given.seed), count))
+        if chosen:
+            tallies.append(asyncio.run(deployments(database, chosen)))
+            tell(tallies[-1], as_json=given.json)
     return 0 if all(tally.clean for tally in tallies) else 1
+
+
+def tell(tally: Any, *, as_json: bool) -> None:
+    print(json.dumps(tally.figures()) if as_json else tally.line(), flush=True)
+    for complaint in tally.complaints:
+        print(f"  {complaint}", file=sys.stderr)
 
 
 if __name__ == "__main__":

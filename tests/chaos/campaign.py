@@ -98,7 +98,7 @@ async def campaign(database: str, service: str, cycles: int, *, seed: int = 1) -
     chance = random.Random(f"{seed} {database} {service}")
     tally = Tally(database, service, cycles)
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="gofer-chaos-") as folder, _database(database) as url:
+    with tempfile.TemporaryDirectory(prefix="gofer-chaos-") as folder, postgres_or_none(database) as url:
         data_dir = Path(folder) / "data"
         data_dir.mkdir(mode=0o700)
         async with prepared(data_dir, url, integration=service, lease=LEASE, slots=4) as scenario:
@@ -115,7 +115,8 @@ async def campaign(database: str, service: str, cycles: int, *, seed: int = 1) -
 
 
 @contextlib.contextmanager
-def _database(kind: str) -> Iterator[str]:
+def postgres_or_none(kind: str) -> Iterator[str]:
+    """The address of a Postgres of its own; empty for SQLite."""
     if kind == "sqlite":
         yield ""
         return

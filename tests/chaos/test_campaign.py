@@ -7,11 +7,26 @@ import random
 import pytest
 
 from chaos.campaign import campaign
+from chaos.deployments import Case, deployments
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("database", "service"), [("sqlite", "hello"), ("postgresql", "probe")])
 async def test_nothing_is_lost_in_a_few_cycles(database: str, service: str) -> None:
     tally = await campaign(database, service, 3, seed=random.randrange(1_000_000))
+    assert not tally.complaints
+    assert tally.messages > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("database", "chosen"),
+    [
+        ("sqlite", [("good", "migrate", "tree"), ("crashes at start", "prove", "supervisor")]),
+        ("postgresql", [("good", "never", ""), ("dies of a message", "ready", "supervisor")]),
+    ],
+)
+async def test_deployments_lose_nothing_and_are_told_of_once(database: str, chosen: list[Case]) -> None:
+    tally = await deployments(database, chosen)
     assert not tally.complaints
     assert tally.messages > 0

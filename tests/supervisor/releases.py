@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gofer_supervisor.home import Home, Release
 from gofer_supervisor.process import start_time
@@ -121,6 +121,7 @@ class Supervised:
         inside: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         first: str = "",
+        log: IO[bytes] | None = None,
         **config: Any,
     ) -> None:
         """Start the supervisor, with little patience so that the tests are quick: inside of another command, with more
@@ -137,7 +138,8 @@ class Supervised:
         program = f"{first}\n{start}; sys.exit(main())"
         command = [*inside, sys.executable, "-I", "-S", "-c", program, json.dumps(given)]
         everything = {**os.environ, **(environment or {})}
-        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, text=True, env=everything)
+        output = log if log is not None else subprocess.DEVNULL
+        self.process = subprocess.Popen(command, stdout=output, stderr=output, text=True, env=everything)
 
     def damage(self, build: str) -> None:
         """As a disk may: half of a release's manifest is gone."""

@@ -1,5 +1,5 @@
-"""Whatever is killed at whichever step of a deployment, of a good release or a bad one: one release serves in the end, it
-is the right one, and the owners hear of it once."""
+"""Whatever is killed at whichever step of a deployment, of a good or a bad release: in the end the right one
+serves, and owners hear of it once."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import json
 import os
@@ -42,7 +43,7 @@ KEPT = 3
 """Releases that are kept; those that are current or good are kept beside them."""
 CANARY = "gofer/releases/canary.py"
 """A release that has this file says by itself whether a conversation with it goes as it should."""
-INSTALL_TIMEOUT = 1800.0
+INSTALL_TIMEOUT, COMPILE_TIMEOUT = 1800.0, 300.0
 FREE_SPACE = 200 * 1024 * 1024
 """Bytes that staging leaves free."""
 
@@ -280,6 +281,14 @@ def _python_for(home: Home, lock: Path, digest: str) -> str:
         _run([str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(lock)])
         (place / "complete").touch()
     return str(python)
+
+
+def compile_release(home: Home, build: str) -> None:
+    """Compile a staged release now, so that nobody waits for it when it starts. Nothing is lost if that fails."""
+    release = home.release(build)
+    command = [release.python, "-I", "-m", "compileall", "-q", *release.path]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT)
 
 
 def _run(command: list[str]) -> None:

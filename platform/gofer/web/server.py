@@ -136,6 +136,9 @@ READ_TIMEOUT = 60.0
 """Seconds a reader may leave unread what the server holds for it; then its connection is cut."""
 STOP_TIMEOUT = 5
 """Seconds that requests under way have to be answered once the server stops."""
+FIRST_REQUEST, NEXT_REQUEST = 2.0, 0.1
+"""Seconds that a request which is on its way has to arrive once the server stops: over a new connection, and over one
+that was used before."""
 MAX_HEAD = 64 * 1024
 HEAD_TOO_LARGE = f"The head of a request may have {MAX_HEAD} bytes at most."
 MAX_MESSAGE = 512 * 1024
@@ -157,6 +160,7 @@ class Strict(HttpToolsProtocol):
         self._unfinished_head = 0
         self._head_size = 0
         self._refusal: tuple[int, str] | None = None
+        self._last_request = False
         self._overdue: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
@@ -201,6 +205,8 @@ class Strict(HttpToolsProtocol):
         self._expect_no_more()
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
         super().on_headers_complete()
+        if self._last_request and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         self._expect_no_more()
@@ -226,6 +232,20 @@ class Strict(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
             self._limit.wait_no_more(self)
         self._is_read()
+
+    def shutdown(self) -> None:
+        """The server stops. A request that is on its way already is still read and answered; uvicorn would close a
+        connection that was accepted a moment ago, and whoever sent something would have to send it again."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            super().shutdown()
+            return
+        self._last_request = True
+        patience = FIRST_REQUEST if self.cycle is None else NEXT_REQUEST
+        self.loop.call_later(patience, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_no_more()

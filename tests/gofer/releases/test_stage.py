@@ -19,6 +19,7 @@ from gofer.releases import stage as stage_module
 from gofer.releases.stage import (
     approve,
     build_release,
+    compile_release,
     deploy,
     manifest_of,
     newer_releases,
@@ -27,6 +28,7 @@ from gofer.releases.stage import (
     trust_key,
 )
 from gofer.releases.wheel import ReleaseRefused
+from gofer_sandbox.bubblewrap import binary
 from gofer_supervisor.home import Home, Release
 
 ROOT = Path(__file__).parents[3]
@@ -78,6 +80,8 @@ def test_a_signed_release_is_staged_and_runs(home: Home, wheel: Path) -> None:
         release.command("version"), env=release.environment(), capture_output=True, text=True, check=True
     )
     assert asked.stdout.strip() == staged.version
+    compile_release(home, staged.build)
+    assert list(Path(release.path[0], "gofer", "__pycache__").glob("serve.*.pyc")), "it starts at once"
 
 
 def test_it_is_checked_before_it_is_there(home: Home, wheel: Path) -> None:
@@ -154,6 +158,37 @@ def test_a_full_disk_leaves_nothing_behind(home: Home, wheel: Path, monkeypatch:
     with pytest.raises(ReleaseRefused, match="not enough room"):
         stage(home, wheel, works)
     assert home.builds() == []
+
+
+FULL = """
+import os, sys
+from pathlib import Path
+from gofer.releases import stage as module
+from gofer.releases.wheel import ReleaseRefused
+from gofer_supervisor.home import Home
+
+home = Home(sys.argv[1])
+home.prepare()
+for look in (True, False):  # it looks for room first; somebody else may take that room afterwards
+    if not look:
+        module._need_space = lambda *_: None
+    try:
+        module.stage(home, Path(sys.argv[2]), lambda release: "fine", unsigned=True)
+    except ReleaseRefused as error:
+        print(error)
+    print(os.listdir(home.path + "/releases"))
+"""
+
+
+def test_a_disk_that_is_really_full_leaves_nothing_behind(wheel: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    alone = [str(binary.find()), "--dev-bind", "/", "/", "--size", str(4 << 20), "--tmpfs", str(disk)]
+    command = [*alone, sys.executable, "-c", FULL, str(disk / "home"), str(wheel)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [said[1], said[3]] == ["[]", "[]"]
+    assert "not enough room" in said[0]
+    assert "No space left on device" in said[2]
 
 
 def test_a_release_is_staged_once(home: Home, wheel: Path) -> None:
