@@ -34,6 +34,7 @@ GROUPS = (
     "heartbeat",
     "mcp_calls",
     "sockets",
+    "goals",
 )
 """Every group, in the order they run: a module of `benchmarks` with `async def main(quick) -> list[Row]`."""
 
