@@ -88,8 +88,13 @@ async def _gofer(cast: Cast) -> AsyncIterator[tuple[Platform, Visitor]]:
     with tempfile.TemporaryDirectory() as folder:
         async with contextlib.AsyncExitStack() as stack:
             url = await stack.enter_async_context(serve(model.app))
-            given = {"anthropic_key": model.key, "anthropic_base_url": url, "max_goals": 1000}
-            settings = Settings(data_dir=Path(folder), sandbox="off", **given)
+            settings = Settings(
+                data_dir=Path(folder),
+                sandbox="off",
+                anthropic_key=model.key,
+                anthropic_base_url=url,
+                max_goals=1000,
+            )
             platform = await stack.enter_async_context(open_app(settings, roles=frozenset({"worker"})))
             owner = await platform.database.write(first_owner)
             yield platform, Visitor(owner.id, owner.name, "owner", "socket")
@@ -138,11 +143,8 @@ async def _until(platform: Platform, query: Any) -> float:
 async def _ended(platform: Platform, conversations: Sequence[str]) -> tuple[int, int]:
     """How many goals of these conversations are done, once all have ended, and how many tasks ran at once."""
     here = goals.c.conversation_id.in_(conversations)
-    living = select(func.count()).where(here, goals.c.finished_at.is_(None))
-    made = select(func.count()).where(here)
-    while (await platform.database.read(lambda c: c.execute(made).scalar_one())) < len(conversations) or (
-        await platform.database.read(lambda c: c.execute(living).scalar_one())
-    ):
+    over = select(func.count()).where(here, goals.c.finished_at.is_not(None))
+    while (await platform.database.read(lambda c: c.execute(over).scalar_one())) < len(conversations):
         await asyncio.sleep(0.02)
     done = select(func.count()).where(here, goals.c.state == "done")
     count = await platform.database.read(lambda c: c.execute(done).scalar_one())

@@ -232,3 +232,17 @@ def test_the_web_chat_shows_one_card_that_changes_with_the_goal(studio: Studio) 
     assert page.count(f"/goals/{goal['id']}") == 1
     assert "✓ 1. look around" in page
     assert "Goal, done" in page
+
+
+def test_work_begins_when_an_owner_has_approved_and_an_operator_cannot(studio: Studio) -> None:
+    oscar = studio.house.api(studio.house.token(studio.house.member("oscar", "operator", password="")))
+    studio.cast.planner, studio.cast.asked = iter([plan(step("sell the house"))]), []
+    made = oscar.post("/goals", json={"text": "Sell the house", "approval": True}).json()
+    question = studio.question(studio.until(made["id"], "blocked"))
+    assert "sell the house" in question["question"]
+    answer = f"/questions/{question['id']}/answer"
+    assert oscar.post(answer, json={"text": "Approve"}).status_code == 403
+    waiting = studio.until(made["id"], "blocked")
+    assert [task["job_id"] for task in waiting["tasks"] if task["number"]] == [None]
+    assert studio.api.post(answer, json={"text": "Approve"}).status_code == 202
+    studio.until(made["id"], "done")

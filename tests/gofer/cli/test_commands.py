@@ -125,3 +125,19 @@ def test_secrets_keys_schedules_and_the_rest(
     assert findings["database"] == findings["master key"] == "ok"
     assert findings["server"] == ("ok" if server is not None else "note")
     assert "sk-a-value-never-shown" not in terminal.shown
+
+
+def test_goals_are_made_shown_and_steered_by_the_command_line(
+    start: Callable[..., Process], terminal: Terminal
+) -> None:
+    start("serve")
+    made = terminal.json("goals", "add", "Count the boats", "--dollars", "1")
+    assert made["budget"] == 1
+    assert "Count the boats" in terminal("goals", "list")
+    terminal("goals", "pause", made["id"])
+    assert "paused" in terminal("goals", "list", "--state", "paused")
+    terminal("goals", "tell", made["id"], "also the canoes")
+    terminal("goals", "resume", made["id"])
+    assert terminal.json("goals", "show", made["id"])["words"][0]["text"] == "also the canoes"
+    terminal("goals", "cancel", made["id"])
+    assert "Count the boats" in terminal("goals", "show", made["id"])
