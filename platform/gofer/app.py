@@ -77,6 +77,7 @@ from gofer.logs import RecentLines
 from gofer.mac_upgrade import begin_signing
 from gofer.mcp.oauth import Authoriser, PendingAuthorisations
 from gofer.mcp.servers import McpServers
+from gofer.memory.embeddings import Embeddings, Endpoint
 from gofer.memory.manager import MEMORY
 from gofer.memory.recall import Recall
 from gofer.outbox.deliver import Outbox
@@ -304,7 +305,7 @@ async def _open(
         refusals=Refusals(),
         follower=Follower(database=database, vault=vault, redactor=redactor, signals=signals),
         roster=AgentSync(agents=AgentFiles.of(settings), database=database, workspace_id=FIRST_WORKSPACE),
-        recall=Recall(database, vault),
+        recall=Recall(database, vault, _embeddings(settings, database, vault, http)),
         live=SharedLive(signals, vault, owner) if signals.reaches_others else Live(),
         roles=roles,
     )
@@ -423,6 +424,15 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     if platform.settings.memory_v1:
         tidying = keep_tidy(platform.database, platform.settings.memory_quiet)
         stack.callback(asyncio.create_task(tidying, name="memory-tidying").cancel)
+
+
+def _embeddings(
+    settings: Settings, database: Database, vault: Vault, http: httpx2.AsyncClient
+) -> Embeddings | None:
+    if not settings.embeddings_url or not settings.embeddings_model:
+        return None
+    endpoint = Endpoint(settings.embeddings_url, settings.embeddings_model, settings.embeddings_secret)
+    return Embeddings(database, vault, http, endpoint)
 
 
 async def _handle_release(platform: Platform, verb: str, run: Run) -> Outcome:

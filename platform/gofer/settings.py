@@ -156,6 +156,15 @@ class Settings(BaseSettings):
     task_queue: int = Field(
         default=32, ge=1, description="Tasks of one agent that may wait; a run that wants more is refused."
     )
+    embeddings_url: str = Field(
+        default="",
+        description="An OpenAI-compatible server for embeddings, such as http://127.0.0.1:11434/v1; off when empty.",
+    )
+    embeddings_model: str = Field(default="", description="The model that makes embeddings.")
+    embeddings_secret: str = Field(
+        default="",
+        description="The name of the secret with the key for embeddings; empty when it needs none.",
+    )
     max_goals: int = Field(
         default=32, ge=1, le=1000, description="Goals of one agent that may be under way at once."
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -313,3 +314,60 @@ def _early(fault: Fault) -> Response | None:
 def _error(status: int, code: str, message: str) -> Response:
     body = {"error": {"message": message, "type": "invalid_request_error", "code": code, "param": None}}
     return JSONResponse(body, status)
+
+
+@dataclass
+class Embedder:
+    """An embeddings endpoint: texts that share a word, or a word of the same meaning, have near vectors."""
+
+    model: str = "rehearsal-embeddings"
+    key: str = "rehearsal-key"
+    dimensions: int = 64
+    meanings: dict[str, str] = field(default_factory=dict)
+    """Words that count as another."""
+    fault: Literal["", "slow", "server_error", "garbage", "too_few", "not_finite"] = ""
+    received: list[list[str]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    @property
+    def app(self) -> Starlette:
+        return Starlette(routes=[Route("/v1/embeddings", self._embeddings, methods=["POST"])])
+
+    async def _embeddings(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        if (wrong := self._wrong(request, body)) is not None:
+            self.refused.append(wrong)
+            return JSONResponse({"error": {"message": wrong}}, 401 if "key" in wrong else 400)
+        self.received.append(body["input"])
+        if self.fault == "slow":
+            await asyncio.sleep(3600)
+        if self.fault == "server_error":
+            return JSONResponse({"error": {"message": "overloaded"}}, 500)
+        if self.fault == "garbage":
+            return PlainTextResponse("<html>")
+        vectors = [self._vector(text) for text in body["input"]][: -1 if self.fault == "too_few" else None]
+        data = [
+            {"object": "embedding", "index": number, "embedding": vector}
+            for number, vector in enumerate(vectors)
+        ]
+        answer = json.dumps({"object": "list", "model": self.model, "data": data[::-1]})
+        return Response(answer.replace("0.5", "NaN") if self.fault == "not_finite" else answer)
+
+    def _wrong(self, request: Request, body: Mapping[str, Any]) -> str | None:
+        if request.headers.get("authorization") != f"Bearer {self.key}":
+            return "wrong key"
+        if set(body) - {"model", "input", "encoding_format", "dimensions", "user"}:
+            return f"unknown fields in {sorted(body)}"
+        texts = body.get("input")
+        if body.get("model") != self.model or not isinstance(texts, list) or not 0 < len(texts) <= 2048:
+            return "wrong model or input"
+        if not all(isinstance(text, str) and text for text in texts):
+            return "an input is empty"
+        return None
+
+    def _vector(self, text: str) -> list[float]:
+        vector = [0.0] * self.dimensions
+        for word in text.casefold().replace("?", " ").replace(".", " ").split():
+            meaning = self.meanings.get(word, word)
+            vector[zlib.crc32(meaning.encode()) % self.dimensions] += 0.5
+        return vector

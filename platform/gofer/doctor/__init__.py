@@ -214,12 +214,10 @@ async def _sandbox(platform: Platform) -> list[Finding]:
 async def _memory(platform: Platform) -> list[Finding]:
     found = await platform.database.read(partial(examine_scopes, vault=platform.vault))
     wrong = {**platform.recall.degraded, **found}
+    by_meaning = await _embeddings(platform)
     if not wrong:
-        return [
-            Finding(
-                "memory", "ok", "Everything that is remembered can be read and searched.", docs="memory.md"
-            )
-        ]
+        line = "Everything that is remembered can be read and searched."
+        return [Finding("memory", "ok", line, docs="memory.md"), *by_meaning]
     lines = [f"{scope}: {why}" for scope, why in sorted(wrong.items())[:10]]
     damaged = all(why == DAMAGED for why in wrong.values())
     fix = (
@@ -228,7 +226,19 @@ async def _memory(platform: Platform) -> list[Finding]:
         else "gofer restore FILE, or gofer memory reindex for a damaged index"
     )
     said = "Agents answer without some memories. " + "; ".join(lines)
-    return [Finding("memory", "warning", said, fix, "memory.md")]
+    return [Finding("memory", "warning", said, fix, "memory.md"), *by_meaning]
+
+
+async def _embeddings(platform: Platform) -> list[Finding]:
+    """What is wrong with the embeddings endpoint, if there is one."""
+    settings, made = platform.settings, platform.recall.embeddings
+    if bool(settings.embeddings_url) != bool(settings.embeddings_model):
+        line = "Embeddings are off: GOFER_EMBEDDINGS_URL and GOFER_EMBEDDINGS_MODEL belong together."
+        return [Finding("memory", "warning", line, "Set both, or neither, and restart.", "memory.md")]
+    if made is None or not await made.probe():
+        return []
+    line = f"Memories are searched by words alone: of the embeddings endpoint, {made.problem}."
+    return [Finding("memory", "warning", line, "Look at GOFER_EMBEDDINGS_URL.", "memory.md")]
 
 
 async def _tokens(platform: Platform) -> list[Finding]:

@@ -310,6 +310,46 @@ def _packed(value: Any) -> bytes:
     return value.tobytes() if isinstance(value, array) else json.dumps(value, separators=(",", ":")).encode()
 
 
+# Vectors, which `gofer.memory.embeddings` makes: a row for each memory in the place of a term.
+
+VECTOR = 2
+"""In the place of a term; its block is the number of the memory."""
+
+
+def vector_place(scope_id: str, number: int) -> bytes:
+    """What the vector of a memory is bound to."""
+    return _place(scope_id, VECTOR, number)
+
+
+def seal_vectors(
+    connection: Connection, state: IndexState, keys: Keys, start: int, vectors: Sequence[bytes]
+) -> None:
+    """Keep the vectors of memories, by their numbers."""
+    rows = [
+        {
+            "at_index": state.id,
+            "at_term": VECTOR,
+            "at_block": number,
+            "bytes": keys.seal.seal(vector, vector_place(state.scope_id, number)),
+        }
+        for number, vector in enumerate(vectors, start)
+    ]
+    fast_sql.many(connection, _INSERT, rows)
+
+
+def read_names(
+    connection: Connection, state: IndexState, keys: Keys, start: int, count: int
+) -> list[str | int]:
+    """Which memories an index has, from a number on."""
+    names: list[str | int] = []
+    end = min(start + count, state.documents)
+    for block in range(start // BLOCK, (end - 1) // BLOCK + 1) if end > start else ():
+        (row,) = _read_terms(connection, [state.id], [_IDS], block)
+        all_of_it = _unpacked(_IDS, keys.seal.open(row.sealed, _place(state.scope_id, _IDS, block)))
+        names += all_of_it[max(0, start - block * BLOCK) : end - block * BLOCK]
+    return names
+
+
 # Searching.
 
 

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, func, select, update
 
 from gofer.errors import GoferError, NotFound
 from gofer.memory import index
+from gofer.memory.embeddings import Embeddings, fuse
 from gofer.memory.index import Document, IndexMoved, IndexState
 from gofer.memory.manager import ensure_tidying
 from gofer.memory.records import LIVE, Memory, opened, resolve, turn_id
@@ -95,9 +96,10 @@ class _Batch:
 class Recall:
     """Searches memories, and keeps them searchable."""
 
-    def __init__(self, database: Database, vault: Vault) -> None:
+    def __init__(self, database: Database, vault: Vault, embeddings: Embeddings | None = None) -> None:
         self._database = database
         self._vault = vault
+        self.embeddings = embeddings
         self.counters = Counters()
         self.degraded: dict[str, str] = {}
         """Scopes that this process found damaged, and why."""
@@ -111,13 +113,21 @@ class Recall:
         for scope_id in await self._database.read(partial(_behind, scopes=list(keys))):
             if left > 0:  # somebody waits; the background does the rest
                 left -= 1 + await self.catch_up(scope_id, left) // BATCH
-        found = await index.search(self._database, keys, query, limit * _SPARE)
+        found, near = await asyncio.gather(
+            index.search(self._database, keys, query, limit * _SPARE), self._near(query, keys)
+        )
         degraded |= dict.fromkeys(found.damaged, DAMAGED)
+        hits = fuse(found.hits, near, limit * _SPARE) if near else found.hits
         recalled = await self._database.read(
-            partial(_resolve_all, vault=self._vault, hits=found.hits, scopes=list(keys), limit=limit)
+            partial(_resolve_all, vault=self._vault, hits=hits, scopes=list(keys), limit=limit)
         )
         self._note(degraded, time.monotonic() - began)
         return Results(recalled, degraded)
+
+    async def _near(self, query: str, keys: dict[str, ScopeKeys]) -> dict[tuple[str, str | int], float]:
+        if self.embeddings is None or not query.strip() or not keys:
+            return {}
+        return await self.embeddings.near(query, keys)
 
     def _note(self, degraded: dict[str, str], seconds: float) -> None:
         for scope_id, why in degraded.items():
@@ -180,6 +190,8 @@ class Recall:
             done += added
             if not added:
                 self._stuck[scope_id] = last  # until something new is there
+        if self.embeddings is not None:
+            done += await self.embeddings.embed_some()
         return bool(done) or bool(await self._database.write(index.sweep_postings))
 
 

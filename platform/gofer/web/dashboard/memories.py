@@ -38,6 +38,7 @@ async def index(request: Request) -> Response:
         "memories.html",
         memories=shown,
         degraded=found["degraded"],
+        by_words_alone=platform.recall.embeddings.problem if platform.recall.embeddings is not None else "",
         query=asked.get("query", ""),
         scope=asked.get("scope", ""),
         kinds=("turn", *memories.KINDS),

@@ -1,0 +1,168 @@
+"""Embeddings as a second signal: meaning is found where words differ, and whatever is wrong, words still find."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import httpx2
+import pytest
+from sqlalchemy import select
+
+from gofer.memory import embeddings as module
+from gofer.memory import records
+from gofer.memory.embeddings import Embeddings, Endpoint
+from gofer.memory.recall import Recall
+from gofer.memory.records import NewMemory
+from gofer.memory.scopes import person_scope
+from gofer.secrets.secret_store import put_secret
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.tables import memory_postings
+from gofer.vault.secret import Secret
+from gofer_standins import loopback
+from gofer_standins.openai import Embedder
+from support.web_server import House
+from support.world import World
+
+NOTES = ("My physician is Dr Grey.", "The ferry leaves at nine.", "Bread is in the cupboard.")
+SCOPE = person_scope("person_1")
+
+
+class Library:
+    """Notes that can be searched, and an endpoint."""
+
+    def __init__(self, world: World, recall: Recall, service: Embedder) -> None:
+        self.world, self.recall, self.service = world, recall, service
+
+    @property
+    def problem(self) -> str:
+        assert self.recall.embeddings is not None
+        return self.recall.embeddings.problem
+
+    async def note(self, text: str) -> None:
+        new = NewMemory("note", SCOPE, text, "owner")
+        await self.world.run(records.remember, vault=self.world.vault, new=new)
+
+    async def fill(self) -> None:
+        while await self.recall.tick():
+            pass
+
+    async def found(self, query: str) -> list[str]:
+        return [each.memory.text for each in (await self.recall.search([SCOPE], query)).found]
+
+    async def vectors(self) -> list[bytes]:
+        rows = await self.world.rows(select(memory_postings.c.sealed).where(memory_postings.c.term == 2))
+        return [bytes(row.sealed) for row in rows]
+
+
+@pytest.fixture
+async def library(world: World) -> AsyncIterator[Library]:
+    service = Embedder(meanings={"doctor": "physician", "physician": "physician"})
+    put = partial(put_secret, workspace_id=FIRST_WORKSPACE, name="embeddings", value=Secret(service.key))
+    await world.run(partial(put, vault=world.vault))
+    async with loopback.serve(service.app) as url, httpx2.AsyncClient() as http:
+        endpoint = Endpoint(f"{url}/v1", service.model, "embeddings")
+        made = Embeddings(world.database, world.vault, http, endpoint)
+        here = Library(world, Recall(world.database, world.vault, made), service)
+        for text in NOTES:
+            await here.note(text)
+        yield here
+
+
+async def test_meaning_is_found_where_no_word_fits_and_words_come_first(library: Library) -> None:
+    await library.fill()
+    assert await library.found("doctor") == ["My physician is Dr Grey."]
+    assert (await library.found("ferry doctor"))[0] == "The ferry leaves at nine.", "words weigh more"
+    assert library.problem == ""
+    assert library.service.refused == []
+    assert len(await library.vectors()) == len(NOTES)
+
+
+async def test_nothing_is_embedded_when_something_is_noted_or_searched(library: Library) -> None:
+    assert await library.found("ferry") == ["The ferry leaves at nine."]
+    assert library.service.received == [["ferry"]], "the query alone"
+
+
+async def test_vectors_are_sealed(library: Library) -> None:
+    await library.fill()
+    plain = [module._normal(array("f", library.service._vector(text))).tobytes() for text in NOTES]
+    for sealed in await library.vectors():
+        assert not any(vector[:32] in sealed for vector in plain)
+
+
+@pytest.mark.parametrize(
+    "fault", ["slow", "server_error", "garbage", "too_few", "not_finite", "gone", "key", "secret", "url"]
+)
+async def test_an_endpoint_that_fails_leaves_words(
+    library: Library, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await library.fill()
+    monkeypatch.setattr(module, "QUERY_TIMEOUT", 0.3)
+    monkeypatch.setattr(module, "BATCH_TIMEOUT", 0.3)
+    if fault == "gone":
+        assert library.recall.embeddings is not None
+        library.recall.embeddings._endpoint = Endpoint("http://127.0.0.1:9/v1", library.service.model)
+    elif fault in ("secret", "url"):
+        assert library.recall.embeddings is not None
+        url = "http://[::1" if fault == "url" else library.recall.embeddings._endpoint.url
+        library.recall.embeddings._endpoint = Endpoint(
+            url, library.service.model, "nobody" if fault == "secret" else ""
+        )
+    elif fault == "key":
+        library.service.key = "another"
+    else:
+        library.service.fault = fault  # type: ignore[assignment]
+    assert await library.found("ferry") == ["The ferry leaves at nine."]
+    assert library.problem
+    assert library.recall.embeddings is not None
+    assert await library.recall.embeddings.probe() == library.problem
+    await library.note("The harbour is closed.")
+    await library.fill()
+    assert await library.found("harbour") == ["The harbour is closed."], "indexed all the same"
+    if fault in ("slow", "server_error", "garbage"):
+        library.service.fault = ""
+        await library.fill()
+        assert (await library.found("doctor"))[0] == "My physician is Dr Grey."
+        assert library.problem == ""
+
+
+async def test_dimensions_that_change_are_said_and_made_anew(library: Library) -> None:
+    await library.fill()
+    library.service.dimensions = 96
+    assert await library.found("doctor") == [], "old vectors are compared with none of another size"
+    assert "another size" in library.problem
+    assert await library.found("ferry") == ["The ferry leaves at nine."]
+    await library.fill()
+    assert await library.found("doctor") == ["My physician is Dr Grey."]
+    assert library.problem == ""
+    library.service.dimensions = 32
+    await library.note("The harbour is closed.")
+    await library.fill()
+    await library.fill()
+    assert await library.found("doctor") == ["My physician is Dr Grey."]
+    assert library.problem == ""
+    assert len(await library.vectors()) == len(NOTES) + 1
+
+
+async def test_another_scope_is_never_compared_with(library: Library) -> None:
+    await library.fill()
+    other = await library.recall.search([person_scope("person_2")], "doctor")
+    assert other.found == []
+
+
+def test_doctor_and_the_memory_page_say_that_words_are_searched_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o700)
+    house = House(folder, embeddings_url="http://127.0.0.1:9/v1", embeddings_model="none")
+    try:
+        owner = house.owner()
+        api, browser = house.api(house.token(owner)), house.browser()
+        browser.follow(house.link(owner))
+        assert api.post("/memories", json={"scope": "agent:gofer", "text": "Tides turn at noon"}).is_success
+        assert "Tides turn at noon" in browser.get("/memory?query=tide").text
+        assert "searched by words alone" in browser.get("/memory").text
+        assert "searched by words alone" in api.get("/doctor").text
+    finally:
+        house.close()
