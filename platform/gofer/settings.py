@@ -158,7 +158,7 @@ class Settings(BaseSettings):
     )
     embeddings_url: str = Field(
         default="",
-        description="An OpenAI-compatible server for embeddings, such as http://127.0.0.1:11434/v1; off when empty.",
+        description="An OpenAI-compatible server for embeddings; off when empty.",
     )
     embeddings_model: str = Field(default="", description="The model that makes embeddings.")
     embeddings_secret: str = Field(
