@@ -32,6 +32,7 @@ GROUPS = (
     "pages",
     "recall",
     "heartbeat",
+    "workers",
     "mcp_calls",
     "sockets",
     "goals",
