@@ -172,6 +172,15 @@ def _check_bounds(connection: Connection, new: NewGoal, most: int) -> None:
         raise TooOften(TOO_FAST, retry_after=60)
 
 
+def refuse_if_full(connection: Connection, most: int, agent: str = "") -> None:
+    """Raise TooOften when the named agent, or every agent, has as many goals under way as it takes on."""
+    live = (goals.c.agent_id == agents.c.id) & goals.c.finished_at.is_(None)
+    query = select(func.count(goals.c.id)).select_from(agents.outerjoin(goals, live)).group_by(agents.c.id)
+    counts = connection.execute(query.where(agents.c.name == agent) if agent else query).scalars().all()
+    if counts and min(counts) >= most:
+        raise TooOften(TOO_MANY.format(count=min(counts)), retry_after=60)
+
+
 def find_goal(connection: Connection, goal_id: str) -> Any:
     """A goal's row; raises NotFound, and RowRefused for one that somebody else wrote."""
     row = connection.execute(select(goals).where(goals.c.id == goal_id)).one_or_none()

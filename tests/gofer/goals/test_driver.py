@@ -322,6 +322,17 @@ async def test_too_many_goals_are_refused_with_a_sentence(world: World) -> None:
     assert await world.count(goals) == records.MAX_A_MINUTE
 
 
+async def test_a_wish_is_refused_before_anything_is_kept_when_everybody_is_busy(world: World) -> None:
+    await world.run(partial(records.refuse_if_full, most=1))
+    await Bench.made(world)
+    with pytest.raises(TooOften, match="under way"):
+        await world.run(partial(records.refuse_if_full, most=1))
+    await world.agent("sailor")
+    await world.run(partial(records.refuse_if_full, most=1))
+    with pytest.raises(TooOften):
+        await world.run(partial(records.refuse_if_full, most=1, agent="gofer"))
+
+
 async def test_the_same_message_makes_one_goal(world: World) -> None:
     bench = await Bench.made(world)
     where = (await bench.row()).conversation_id

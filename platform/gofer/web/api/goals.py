@@ -9,6 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gofer.goals.records import refuse_if_full
 from gofer.web.api.http import EmptyBody, RequestModel, json_response, parse_body, parse_query, platform_of
 from gofer.web.api.messages import say_in_room
 from gofer.web.auth import actor, record_reading, visitor_of
@@ -87,6 +88,9 @@ async def _shown(request: Request, goal_id: str) -> dict[str, Any]:
 async def add(request: Request) -> Response:
     """Have something larger done. It is said in the web chat, in the name of the member who asks."""
     platform, given = platform_of(request), await parse_body(request, GoalWish)
+    # Before anything is kept of it: a flood of wishes must not leave a flood of conversations.
+    most = platform.settings.max_goals
+    await platform.database.read(partial(refuse_if_full, most=most, agent=given.agent))
     visitor, conversation_id, seq = await say_in_room(
         request, f"/goal {given.text}", room_id=given.conversation, agent=given.agent
     )
