@@ -37,6 +37,11 @@ class Guarded:
     tokens_at: str = ""
     """Which authorisation server it names; itself, unless it says another."""
     asked_for_metadata: list[str] = field(default_factory=list)
+    by_hand: str = ""
+    """`id:secret` of the one client that it knows; others register themselves."""
+    call_scope: str = ""
+    """What a call needs beyond looking at the tools."""
+    granted: str = ""
     stolen: list[str] = field(default_factory=list)
     """What came to a place that is not its own."""
 
@@ -58,6 +63,9 @@ class Guarded:
         if request.headers.get("authorization", "").removeprefix("Bearer ") not in self.valid:
             where = f'Bearer resource_metadata="{self.url}/.well-known/oauth-protected-resource"'
             return JSONResponse({"error": "unauthorised"}, 401, {"www-authenticate": where})
+        if b"tools/call" in await request.body() and self.call_scope not in self.granted.split():
+            more = f'Bearer error="insufficient_scope", scope="{self.call_scope}"'
+            return JSONResponse({"error": "insufficient_scope"}, 403, {"www-authenticate": more})
         request.scope["path_params"] = {"kind": "plain"}
         return await self.inner._answer(request)
 
@@ -77,23 +85,30 @@ class Guarded:
                 "response_types_supported": ["code"],
                 "code_challenge_methods_supported": ["S256"],
                 "grant_types_supported": ["authorization_code", "refresh_token"],
-                "token_endpoint_auth_methods_supported": ["none"],
+                "token_endpoint_auth_methods_supported": ["none", "client_secret_basic"],
             }
         )
 
     async def _register(self, request: Request) -> Response:
+        if self.by_hand:
+            return JSONResponse({"error": "access_denied"}, 403)
         return JSONResponse({**await request.json(), "client_id": "client-1"}, 201)
 
     async def _authorise(self, request: Request) -> Response:
         asked = request.query_params
         code = f"code-{len(self.challenges) + 1}"
         self.challenges[code] = asked["code_challenge"]
+        self.granted = asked.get("scope", "")
         issuer = {"iss": self.issuer} if self.issuer else {}
         back = urlencode({"code": code, "state": asked["state"], **issuer})
         return RedirectResponse(f"{asked['redirect_uri']}?{back}")
 
     async def _token(self, request: Request) -> Response:
         given = parse_qs((await request.body()).decode())
+        if self.by_hand:
+            known = f"Basic {base64.b64encode(self.by_hand.encode()).decode()}"
+            if request.headers.get("authorization") != known:
+                return JSONResponse({"error": "invalid_client"}, 401)
         self.grants.append(given["grant_type"][0])
         if "code" in given:
             digest = hashlib.sha256(given["code_verifier"][0].encode()).digest()

@@ -339,26 +339,12 @@ def build_server(caller: Callable[[ServerRequestContext[Any]], CallerApi]) -> Se
     async def list_templates(
         context: ServerRequestContext[Any], params: types.PaginatedRequestParams | None
     ) -> types.ListResourceTemplatesResult:
-        return types.ListResourceTemplatesResult(
-            resource_templates=[
-                types.ResourceTemplate(name=name, uri_template=uri, description=words, mime_type=JSON)
-                for name, uri, words in TEMPLATES
-            ]
-        )
+        return _templates()
 
     async def read_resource(
         context: ServerRequestContext[Any], params: types.ReadResourceRequestParams
     ) -> types.ReadResourceResult:
-        uri = str(params.uri)
-        try:
-            found = await _read(caller(context), uri)
-        except Problem as error:
-            code = types.INVALID_PARAMS if error.status in (400, 403, 404) else types.INTERNAL_ERROR
-            raise MCPError(code, str(error), {"uri": uri[:200]}) from None
-        text = json.dumps(found, ensure_ascii=False)
-        return types.ReadResourceResult(
-            contents=[types.TextResourceContents(uri=uri, mime_type=JSON, text=text)]
-        )
+        return await _resource(caller(context), str(params.uri))
 
     return Server(
         "gofer",
@@ -438,6 +424,30 @@ async def _resources(ask: CallerApi, cursor: str) -> mcp_types.ListResourcesResu
         for each in page["conversations"]
     ]
     return types.ListResourcesResult(resources=resources, next_cursor=page["next"])
+
+
+def _templates() -> mcp_types.ListResourceTemplatesResult:
+    import mcp_types as types
+
+    return types.ListResourceTemplatesResult(
+        resource_templates=[
+            types.ResourceTemplate(name=name, uri_template=uri, description=words, mime_type=JSON)
+            for name, uri, words in TEMPLATES
+        ]
+    )
+
+
+async def _resource(ask: CallerApi, uri: str) -> mcp_types.ReadResourceResult:
+    import mcp_types as types
+    from mcp.shared.exceptions import MCPError
+
+    try:
+        found = await _read(ask, uri)
+    except Problem as error:
+        code = types.INVALID_PARAMS if error.status in (400, 403, 404) else types.INTERNAL_ERROR
+        raise MCPError(code, str(error), {"uri": uri[:200]}) from None
+    text = json.dumps(found, ensure_ascii=False)
+    return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=JSON, text=text)])
 
 
 async def _read(ask: CallerApi, uri: str) -> Any:

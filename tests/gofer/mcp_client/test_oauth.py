@@ -12,9 +12,11 @@ import httpx2
 import pytest
 from sqlalchemy import Connection, update
 
-from gofer.mcp.oauth import LINK_LIFE
+from gofer.mcp.oauth import LINK_LIFE, NotAuthorised
+from gofer.mcp.settings import McpServerSettings
 from gofer.secrets.secret_store import PLATFORM
 from gofer.store.tables import secrets
+from gofer.tool import ToolContext
 from gofer_standins.loopback import serve
 from support.async_bridge import Elsewhere
 from support.guarded_mcp import Guarded
@@ -191,3 +193,46 @@ def test_a_server_cannot_send_us_to_an_address_of_this_network(
     assert refused.status_code == 502
     assert "not a public address" in refused.json()["detail"]
     assert guarded.asked_for_metadata == []
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_client_that_was_registered_by_hand_is_used_with_its_secret(
+    begin: Callable[..., House], guarded: Guarded
+) -> None:
+    house = begin()
+    api, guarded.by_hand = api_of(house), "gofer-1:hush-hush"
+    assert api.post(AUTHORISE, json={}).status_code == 502
+    wish = {"url": f"{guarded.url}/plain", "oauth": True, "client_id": "gofer-1", "client_secret": "hand"}
+    assert api.put("/agents/gofer/mcp/guarded", json={"settings": wish}).status_code == 200
+    assert "gofer secrets put hand" in api.post(TEST, json={}).json()["problem"]
+    api.put("/secrets", json={"name": "hand", "value": "hush-hush"})
+    guarded.life = 30
+    assert signed_in(house).get(followed(link_of(house))).headers["location"] == "/agents"
+    assert api.post(TEST, json={}).json()["ok"]
+    assert guarded.grants == ["authorization_code", "refresh_token"]
+    for wrong in ({"client_id": "x"}, {"oauth": True, "client_secret": "x"}):
+        refused = api.put("/agents/gofer/mcp/bad", json={"settings": {"url": guarded.url, **wrong}})
+        assert (refused.status_code, "client_id" in refused.json()["detail"]) == (422, True)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_call_that_needs_more_than_was_granted_says_so_and_the_next_link_asks_for_it(
+    begin: Callable[..., House], guarded: Guarded
+) -> None:
+    house, guarded.call_scope = begin(), "tickets:write"
+    settings = McpServerSettings(url=f"{guarded.url}/plain", oauth=True)
+
+    async def use() -> str:
+        async with house.platform.servers.for_run({"guarded": settings}) as brought:
+            tool = brought.tools[0]
+            return (await tool.run(tool.arguments.model_validate({}), ToolContext("call_1"))).content
+
+    browser = signed_in(house)
+    browser.get(followed(link_of(house)))
+    with pytest.raises(NotAuthorised, match="gofer mcp authorise"):
+        house.run(use())
+    assert guarded.inner.calls == []
+    link = link_of(house)
+    assert parse_qs(urlsplit(link).query)["scope"] == ["tickets:write"]
+    browser.get(followed(link))
+    assert "worked on" in house.run(use())
