@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import functools
 import gc
 import inspect
@@ -20,6 +21,7 @@ import pytest
 from gofer.settings import Settings
 from gofer.store.bootstrap import database_for
 from gofer.store.database import Database
+from gofer.store.postgres import PATIENCE, PostgresDatabase
 from gofer.vault.envelope import Vault
 from support import process_leaks
 from support.async_bridge import Elsewhere
@@ -77,6 +79,18 @@ def pytest_runtest_call(item: pytest.Item) -> None:
                 await test(**fixtures)
 
         item.obj = bounded
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """End a worker that hangs after a test: xdist says which it was, and starts another."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    faulthandler.dump_traceback_later(patience(HANG_TIMEOUT), exit=True)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 HANG_TIMEOUT = 200.0
@@ -186,7 +200,12 @@ def database_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 async def database(database_url: str, data_dir: Path) -> AsyncIterator[Database]:
     """An open store, empty but for its tables, on both databases."""
-    database = database_for(Settings(data_dir=data_dir, database_url=database_url))
+    settings = Settings(data_dir=data_dir, database_url=database_url)
+    on_postgres = settings.sqlite_path is None
+    # On a busy machine a hundred writers wait longer for one of twenty connections.
+    database = (
+        PostgresDatabase(database_url, patience=patience(PATIENCE)) if on_postgres else database_for(settings)
+    )
     await database.start()
     yield database
     await database.close()
