@@ -61,7 +61,8 @@ class Beats:
         made = 0
         for spec in specs:
             slot = int(at // (60 * spec.heartbeat.every))
-            if self._slots.get(spec.name) != slot:
+            # A period that begins outside of the hours is looked at when they begin, and not missed.
+            if self._slots.get(spec.name) != slot and spec.heartbeat.is_time(at, self.timezone):
                 self._slots[spec.name] = slot
                 made += await self.look(spec, at)
         await self._prune(at)
@@ -71,8 +72,6 @@ class Beats:
         """Have one agent look now; returns how many jobs that made."""
         items = (await asyncio.to_thread(self.files.heartbeat_list, spec)).items
         watch = HeartbeatWatch("", spec.name, spec.heartbeat, items, self.timezone, at)
-        if not watch.open:
-            return 0
         watch, found = await self.database.read(partial(_look, watch=watch))
         if not found:
             return 0

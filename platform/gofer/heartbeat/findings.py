@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
-from gofer.connections.inflow import fetch_trouble
+from gofer.connections.inflow import CATCH_UP, POLL, lane_of
 from gofer.identity import private_person
 from gofer.jobs.kinds import ANSWER, POST
 from gofer.runs.heartbeat_settings import HeartbeatItem, HeartbeatSettings, due_items
@@ -160,10 +160,15 @@ def _failed(connection: Connection, watch: HeartbeatWatch) -> Iterable[Due]:
 
 def _unhealthy(connection: Connection, watch: HeartbeatWatch) -> Iterable[Due]:
     """Connections whose service gives us nothing, as their own jobs say."""
-    day = _day(watch)
-    for row in connection.execute(select(connections.c.id).where(connections.c.enabled).limit(MAX_ROWS)):
-        if fetch_trouble(connection, row.id):
-            yield Due(UNHEALTHY, f"connection:{row.id}", "", day)
+    waiting = select(jobs.c.lane).where(
+        in_state(JobState.SCHEDULED), jobs.c.kind.in_((POLL, CATCH_UP)), jobs.c.reason != ""
+    )
+    lanes = set(connection.execute(waiting.limit(MAX_ROWS)).scalars())
+    if not lanes:
+        return
+    for row in connection.execute(select(connections.c.id).where(connections.c.enabled)):
+        if lanes & {lane_of(POLL, row.id), lane_of(CATCH_UP, row.id)}:
+            yield Due(UNHEALTHY, f"connection:{row.id}", "", _day(watch))
 
 
 def _goals(connection: Connection, watch: HeartbeatWatch) -> Iterable[Due]:

@@ -78,7 +78,7 @@ class Nudge:
     @property
     def choices(self) -> tuple[str, ...]:
         """The words on its buttons, each once; the last one mutes."""
-        return (*dict.fromkeys(each.label for each in self.actions if each.label != MUTE), MUTE)
+        return (*(each.label for each in self.actions), MUTE)
 
     @property
     def words(self) -> str:

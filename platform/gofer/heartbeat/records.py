@@ -247,6 +247,6 @@ def research_today(connection: Connection, agent_id: str, at: float) -> tuple[in
 
 
 def prune_findings(connection: Connection) -> int:
-    """Delete old findings in a small batch; returns how many."""
-    old = select(heartbeat_findings.c.id).where(heartbeat_findings.c.found_at < now() - KEEP).limit(100)
+    """Delete old findings in a batch that is larger than a day's; returns how many."""
+    old = select(heartbeat_findings.c.id).where(heartbeat_findings.c.found_at < now() - KEEP).limit(5000)
     return connection.execute(delete(heartbeat_findings).where(heartbeat_findings.c.id.in_(old))).rowcount

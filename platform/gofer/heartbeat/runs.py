@@ -28,7 +28,7 @@ from gofer.errors import ConfigError, NotFound
 from gofer.goals.tasks import RESEARCH, TaskRecord, delegate_tasks, load_task
 from gofer.heartbeat.brief import Explained, briefing, explain
 from gofer.heartbeat.findings import clock
-from gofer.heartbeat.nudges import Nudge, NudgeAction, submit_nudge
+from gofer.heartbeat.nudges import MUTE, Nudge, NudgeAction, submit_nudge
 from gofer.heartbeat.records import (
     DROPPED,
     LEDGER,
@@ -379,15 +379,14 @@ class HeartbeatRuns:
     def _nudge(self, spec: AgentSpec, chosen: Sequence[Explained], wish: NudgeWish, narrowed: bool) -> Nudge:
         """What to write. A run that has read strangers' text offers nothing to press: a press gives its words the
         trust of whoever pressed."""
-        safe = partial(defuse) if narrowed else str
-        actions = (
-            ()
-            if narrowed
-            else tuple(
-                NudgeAction(self._clean(each.label), self._clean(each.say), each.goal)
-                for each in wish.actions
-            )
-        )
+        safe = defuse if narrowed else str
+        offered = [
+            NudgeAction(self._clean(each.label), self._clean(each.say), each.goal)
+            for each in (() if narrowed else wish.actions)
+        ]
+        # A button that says the same as another, or as the one that mutes, would do something else than it says.
+        known: dict[str, NudgeAction | None] = {MUTE.casefold(): None}
+        actions = tuple(each for each in offered if known.setdefault(each.label.casefold(), each) is each)
         return Nudge(
             agent=spec.name,
             text=safe(self._clean(wish.text)),

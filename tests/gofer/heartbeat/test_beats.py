@@ -246,6 +246,23 @@ async def test_outside_of_its_hours_it_does_not_even_look(world: World) -> None:
     assert await found(world, replace(watching, settings=closed)) == []
 
 
+async def test_a_period_that_begins_at_night_is_looked_at_in_the_morning(
+    world: World, tmp_path: Path
+) -> None:
+    await question(world)
+    (tmp_path / "gofer").mkdir()
+    at = await world.database.read(clock)
+    hour = int(at // 3600) % 24
+    hours = f"{hour:02}:00-{hour + 1:02}:00"
+    settings = f'[heartbeat]\nenabled = true\nevery = 1440\nhours = "{hours}"\n'
+    (tmp_path / "gofer" / "agent.toml").write_text(settings)
+    midnight = at - at % DAY
+    moments = [midnight + 3600 * ((hour + 12) % 24 if hour >= 12 else 0), at]
+    beats = Beats(world.database, AgentFiles(tmp_path), LocalSignals(), "UTC", now=lambda _: moments.pop(0))
+    assert await beats.beat() == (1 if hour == 0 else 0), "closed"
+    assert await beats.beat() == (0 if hour == 0 else 1), "open, in the same period"
+
+
 async def test_what_belongs_to_no_conversation_needs_a_home(world: World) -> None:
     await world.say(room="kitchen")
     for claim in await world.claim(10):
