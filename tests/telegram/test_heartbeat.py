@@ -15,7 +15,9 @@ from gofer.app import open_app
 from gofer.heartbeat.beats import Beats
 from gofer.heartbeat.findings import clock
 from gofer.heartbeat.records import spent_today
+from gofer.jobs.control import answer
 from gofer.jobs.queue import submit
+from gofer.purge import purge_conversation
 from gofer.runs.agent_files import AgentFiles
 from gofer.settings import Settings
 from gofer.store import row_macs
@@ -28,6 +30,7 @@ from gofer.store.tables import (
     events,
     goals,
     heartbeat_findings,
+    identities,
     jobs,
     messages,
     participants,
@@ -36,6 +39,7 @@ from gofer.store.tables import (
     spends,
     tasks,
 )
+from gofer.vault.envelope import Vault
 from gofer.web.queries.service_levels import service_levels
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
 from gofer_standins.telegram import Chat, Message, Telegram
@@ -176,6 +180,52 @@ async def test_a_press_can_make_a_goal_in_the_pressers_name(
         assert (goal.asked_by, goal.trust) == (str(ann.id), "owner")
 
 
+async def test_only_who_may_ask_may_press_and_a_lost_role_counts(
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    action = {"label": "Use main", "say": "Use the branch main."}
+    model = Anthropic([asking(), nudging(actions=[action]), say("never said")])
+    group = telegram.world.add_group("Team")
+    put(tmp_path / "data", {"gofer/agent.toml": ON})
+    async with (
+        answered_by(model, monkeypatch),
+        open_house(telegram, tmp_path / "data", groups={str(group.id): {}}) as house,
+    ):
+        ann, _ = await house.owner("Ann")
+        eve = telegram.world.add_person("Eve")
+        telegram.phones.say(ann, group, f"@{telegram.bot.username} deploy it")
+        await house.jobs_in("waiting")
+        await grow_old(house)
+        assert await beat(house) == 1
+        message = await nudged(telegram, group)
+        telegram.phones.press(eve, message, "Mute")
+        telegram.phones.press(eve, message, "Use main")
+        await house.took_in(3)
+        await _no_heartbeat_at_work(house)
+        (row,) = await house.rows(select(participants))
+        assert row.muted_at is None, "a stranger stops nothing"
+        verb = partial(_press_and_lose, vault=house.platform.vault, author=str(ann.id))
+        await house.platform.database.write(verb)
+        await eventually(partial(_is_done, house), within=60)
+        assert await house.count(messages, messages.c.external_id.startswith("nudge-")) == 0
+        assert len(model.received) == 2
+
+
+def _press_and_lose(connection: Connection, vault: Vault, author: str) -> None:
+    """Somebody presses, and is nobody any more when the press is dealt with."""
+    connection.execute(identities.delete().where(identities.c.subject == author))
+    (open_one,) = connection.execute(
+        select(questions.c.id)
+        .join(jobs, jobs.c.id == questions.c.job_id)
+        .where(jobs.c.kind == "nudge", questions.c.answered_at.is_(None))
+    ).scalars()
+    answer(connection, vault, open_one, "Use main", by=author, name="Ann", trust="owner")
+
+
+async def _is_done(house: House) -> bool:
+    return await house.count(jobs, jobs.c.kind == "nudge", jobs.c.state == "done") == 1
+
+
 def researching(body: Any) -> Reply:
     """A model that has its heartbeat look into something, and the worker run that does."""
     if "your heartbeat" in str(body["messages"][0]):
@@ -214,6 +264,26 @@ async def test_something_is_looked_into_and_then_told_with_its_rationale(
         assert line["calls"] == 2, "the run, and the worker's"
         shown = partial(spent_today, agent_id=task.agent_id, timezone="UTC")
         assert await house.platform.database.read(shown) == round(line["dollars"] * 1_000_000)
+
+
+async def test_a_purged_conversation_takes_its_findings_and_nudges_along(
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Anthropic([asking(), nudging()])
+    put(tmp_path / "data", {"gofer/agent.toml": ON})
+    async with answered_by(model, monkeypatch), open_house(telegram, tmp_path / "data") as house:
+        ann, hers = await asked(house, telegram)
+        await beat(house)
+        message = await nudged(telegram, hers)
+        (row,) = await house.rows(select(participants))
+        purge = partial(
+            purge_conversation, vault=house.platform.vault, conversation_id=row.conversation_id, by="x"
+        )
+        await house.platform.database.write(purge)
+        assert await found(house) == []
+        telegram.phones.press(ann, message, "Mute")
+        assert await beat(house) == 0
+        assert await house.count(jobs, jobs.c.kind == "nudge", jobs.c.state == "cancelled") == 1
 
 
 async def test_mute_lasts_until_somebody_takes_it_back(
