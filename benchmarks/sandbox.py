@@ -197,8 +197,8 @@ async def density(count: int, provider: Bubblewrap) -> list[Row]:
 def _share(sandbox: Sandbox) -> int:
     """The proportional set size of everything a session has running, bubblewrap's own process included."""
     keeper = sandbox.record.reference.pid
-    monitor = processes.child_of_ours(keeper)
-    pids = [keeper, *processes.descendants(keeper), *([monitor] if monitor else [])]
+    ours = processes.child_of_ours(keeper) or keeper  # bubblewrap, while it is there
+    pids = {keeper, *processes.descendants(keeper), ours}
     total = 0
     for pid in pids:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
