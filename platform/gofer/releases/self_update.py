@@ -47,7 +47,7 @@ from gofer.settings import Settings
 from gofer.store.database import Database
 from gofer.store.locks import lock_conversation
 from gofer.store.messages import StoredMessage, binding_of
-from gofer.store.tables import LIVE, JobState, Trust, in_state, jobs
+from gofer.store.tables import LIVE, SCHEDULE, JobState, Trust, in_state, jobs
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer.vault.envelope import Vault
 from gofer_supervisor.home import Home, Release
@@ -102,8 +102,9 @@ class SelfUpdate:
 
     def tools(self, claim: Claim, spec: AgentSpec, asker: StoredMessage) -> list[Tool[Any]]:
         """Both tools, for an agent with the right whom an owner asked; else none."""
-        if not spec.self_update or asker.trust is not Trust.OWNER:
-            return []
+        nobody = asker.message.event == SCHEDULE or asker.message.author.is_bot
+        if not spec.self_update or asker.trust is not Trust.OWNER or nobody:
+            return []  # a schedule speaks in an owner's name, and no owner asks now
         asked_by = display_name(asker.message.author.name) or "an owner"
         return [
             Tool(

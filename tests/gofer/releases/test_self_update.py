@@ -22,7 +22,7 @@ from gofer.runs.agent_files import AgentSpec
 from gofer.runs.store_adapters import StoreBlobs
 from gofer.settings import Settings
 from gofer.store.messages import StoredMessage
-from gofer.store.tables import Trust, jobs
+from gofer.store.tables import SCHEDULE, Trust, jobs
 from gofer.tool import ToolContext
 from gofer_supervisor.home import Home
 from support.world import World
@@ -63,6 +63,15 @@ async def test_only_an_agent_with_the_right_whom_an_owner_asks_has_the_tools(
     update: SelfUpdate, world: World, spec: AgentSpec, trust: Trust, count: int
 ) -> None:
     assert len(update.tools(await a_claim(world), spec, said_by(trust))) == count
+
+
+async def test_a_schedule_or_a_program_in_an_owners_name_has_no_such_tools(
+    update: SelfUpdate, world: World
+) -> None:
+    claim, said = await a_claim(world), said_by(Trust.OWNER)
+    for changed in ({"event": SCHEDULE}, {"author": Author("1", "Ann", is_bot=True)}):
+        message = replace(said.message, **changed)
+        assert update.tools(claim, MAY, replace(said, message=message)) == []
 
 
 async def test_a_run_that_has_read_strangers_text_cannot_begin(update: SelfUpdate, world: World) -> None:
