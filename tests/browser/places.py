@@ -34,6 +34,16 @@ def places(lived: Lived) -> dict[str, str]:
         "shell": (shell := "/shells/{conversation_id}/{agent_id}".format(**_shell(lived))),
         "inside": f"{shell}/inside",
     }
-    lists = ("conversations", "inbox", "shells", "schedules", "connections", "agents", "secrets", "members")
+    lists = (
+        "conversations",
+        "goals",
+        "inbox",
+        "shells",
+        "schedules",
+        "connections",
+        "agents",
+        "secrets",
+        "members",
+    )
     plain = ("costs", "levels", "audit", "logs", "versions", "doctor", "settings")
     return {**found, **{name: f"/{name}" for name in (*lists, *plain)}}
