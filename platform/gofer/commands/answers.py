@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, select
 from gofer.errors import GoferError, NotFound
 from gofer.identity import private_person
 from gofer.integration import COMMANDS, Incoming
+from gofer.jobs.children import FOR_ALL, FOR_ANY
 from gofer.jobs.kinds import ANSWER
 from gofer.jobs.wait_reasons import clock_time, why
 from gofer.runs.agent_files import DEFAULT_MODEL, AgentFiles, AgentSpec, choosable, in_force
@@ -93,6 +94,8 @@ def _status(connection: Connection, asking: CommandRequest) -> str:
 
 def _doing(job: Any, timezone: str) -> str:
     """What a job is at; of one that was put off also why, and when it goes on."""
+    if job.state == JobState.WAITING and job.reason in (FOR_ALL, FOR_ANY):
+        return "waiting for the tasks that I delegated"
     if job.state != JobState.SCHEDULED:
         return STATES.get(job.state, str(job.state))
     if not job.reason:

@@ -16,7 +16,7 @@ from gofer.jobs.outcome import NewJob, WaitForJobs
 from gofer.jobs.queue import Claim, submit
 from gofer.store import events as log
 from gofer.store.db_time import now
-from gofer.store.tables import LIVE, JobState, in_state, jobs, tasks
+from gofer.store.tables import FINAL, LIVE, JobState, in_state, jobs, tasks
 
 FOR_ALL, FOR_ANY = "jobs.all", "jobs.any"
 """The reason of a job that waits until all of its children have ended, or until the next one has."""
@@ -136,6 +136,20 @@ def close_tasks(connection: Connection, ended: Sequence[tuple[int, JobState, str
         rows = connection.execute(update(tasks).where(unfinished).values(**closed).returning(*tasks.c)).all()
         for row in rows:
             record_task(connection, row)
+
+
+def close_orphans(connection: Connection, limit: int) -> int:
+    """Close tasks that no job will ever do: their run ended before it made the jobs. Returns how many there were."""
+    ended = exists().where(_child.c.id == tasks.c.parent_job_id, in_state(*FINAL, of="child"))
+    lost = select(tasks.c.id).where(
+        tasks.c.finished_at.is_(None), tasks.c.job_id.is_(None), tasks.c.parent_job_id.is_not(None), ended
+    )
+    closed = {"state": "dropped", "reason": "run.ended", "finished_at": now()}
+    query = update(tasks).where(tasks.c.id.in_(lost.limit(limit)), tasks.c.finished_at.is_(None))
+    rows = connection.execute(query.values(**closed).returning(*tasks.c)).all()
+    for row in rows:
+        record_task(connection, row)
+    return len(rows)
 
 
 def record_task(connection: Connection, row: Any) -> None:

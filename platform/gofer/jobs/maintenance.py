@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, literal, select, text, update
 
-from gofer.jobs.children import forsaken, ready_parents
+from gofer.jobs.children import close_orphans, forsaken, ready_parents
 from gofer.jobs.ensure import ensure_answer, ensure_delivery
 from gofer.jobs.finish import Apology, finish_lost_run
 from gofer.jobs.lanes import promote
@@ -63,6 +63,7 @@ def expire_all_leases(connection: Connection) -> int:
 def repair_lanes(connection: Connection) -> int:
     """Find and repair what should not exist: blocked jobs in free lanes, jobs that wait for nobody, and unread messages
     or unsent replies without a job. Returns how many there were; any is worth an alarm."""
+    close_orphans(connection, BATCH)  # a crash leaves them; that is no fault
     found = _free_blocked(connection) + _ready_forsaken(connection)
     return found + _answer_wanted(connection) + _send_unsent(connection)
 

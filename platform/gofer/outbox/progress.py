@@ -20,7 +20,7 @@ from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.errors import NotFound
 from gofer.integration import Incoming, PlanItem, Progress
 from gofer.jobs.kinds import ANSWER, GOAL
-from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
+from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait, WaitForJobs
 from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import ended_questions
 from gofer.sanitize import defuse
@@ -284,6 +284,8 @@ def _waits_for(outcome: Outcome | None) -> str:
     match outcome:
         case Wait():
             return "an answer"
+        case WaitForJobs():
+            return "its tasks"
         case Snooze(reason=reason) if reason.startswith("model."):
             return "the model's provider"
         case Snooze(reason=reason) if reason.startswith("service."):

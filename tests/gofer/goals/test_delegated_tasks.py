@@ -9,7 +9,7 @@ from sqlalchemy import select, update
 
 from gofer.agent.outcome import Delegated
 from gofer.goals.tasks import StoreDelegations, delegate_tasks, finish_task, load_task
-from gofer.jobs.outcome import Cancel, WaitForJobs
+from gofer.jobs.outcome import Cancel, Dead, WaitForJobs
 from gofer.jobs.queue import WORKER, Claim
 from gofer.store.tables import jobs, spends, tasks
 from gofer.tool import NewTask
@@ -97,3 +97,15 @@ async def test_cancelling_the_run_drops_its_tasks(world: World) -> None:
         await world.end(each, Cancel("cancelled"))
     rows = await world.rows(select(tasks))
     assert [(row.state, row.reason) for row in rows] == [("dropped", "cancelled")] * 2
+
+
+async def test_tasks_of_a_run_that_died_before_it_made_their_jobs_do_not_wait_for_ever(world: World) -> None:
+    await world.say()
+    claim = await world.claim_one()
+    await world.run(partial(delegate_tasks, vault=world.vault, claim=claim, wanted=wanted(), message_seq=1))
+    await world.sweep()
+    assert {row.state for row in await world.rows(select(tasks.c.state))} == {"queued"}
+    await world.end(claim, Dead("hopeless"))
+    assert await world.sweep() == 0
+    rows = await world.rows(select(tasks))
+    assert [(row.state, row.reason) for row in rows] == [("dropped", "run.ended")] * 2

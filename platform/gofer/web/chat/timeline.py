@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, literal_column, select, tuple_
 
+from gofer.jobs.children import FOR_ALL, FOR_ANY
 from gofer.jobs.kinds import ANSWER
 from gofer.store import events as log
 from gofer.store.encryption import conversation_key, unseal
@@ -122,13 +123,14 @@ class Reader:
         return Timeline(items, Cursor(rows[-1].tx, rows[-1].id), self._at_work())
 
     def _at_work(self) -> AtWork:
-        query = select(jobs.c.id, jobs.c.state).where(
+        query = select(jobs.c.id, jobs.c.state, jobs.c.reason).where(
             jobs.c.conversation_id == self._conversation_id,
             jobs.c.kind == ANSWER,
             in_state(*LIVE, JobState.BLOCKED),
         )
         found = self._connection.execute(query).all()
-        states = {row.state for row in found}
+        # A run that waits for its tasks is at work: nobody has to answer anything.
+        states = {"running" if row.reason in (FOR_ALL, FOR_ANY) else row.state for row in found}
         known = {"running": "working", "waiting": "waiting", "scheduled": "retrying"}
         state = next(
             (word for state, word in known.items() if state in states), "queued" if states else "idle"
