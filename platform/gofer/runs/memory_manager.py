@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, exists, select
+from sqlalchemy import Connection, exists, select, update
 
 from gofer.agent.context import ConversationProvider, dense_extra, text_size
 from gofer.agent.context.compressor import ModelSummariser, PlainCompressor, asked_model
@@ -43,7 +43,17 @@ from gofer.store.bootstrap import FIRST_AGENT
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.locks import lock_conversation
-from gofer.store.tables import LIVE, JobState, agents, conversations, in_state, jobs, messages, participants
+from gofer.store.tables import (
+    LIVE,
+    JobState,
+    agents,
+    conversations,
+    events,
+    in_state,
+    jobs,
+    messages,
+    participants,
+)
 from gofer.vault.envelope import Vault
 
 log = structlog.get_logger()
@@ -229,7 +239,10 @@ def _keep(connection: Connection, vault: Vault, claim: Claim, before: Any, point
     there = _idle(connection, before.id)
     if there is None or (there.summary, there.epoch_seq) != (before.summary, before.epoch_seq):
         return False
-    append_event(connection, vault, claim, CHECKPOINT, dict(point.data), None)
+    event_id = append_event(connection, vault, claim, CHECKPOINT, dict(point.data), None)
+    # The job is nobody's in the conversation; its words are, so that purging it reaches them.
+    its = update(events).where(events.c.id == event_id).values(conversation_id=before.conversation_id)
+    connection.execute(its)
     crash_point("memory.tidying")
     return True
 

@@ -21,6 +21,7 @@ from gofer.memory.manager import MEMORY, ensure_job
 from gofer.memory.notes import EVENT
 from gofer.memory.records import NewMemory
 from gofer.memory.scopes import agent_scope, conversation_scope
+from gofer.purge import purge_conversation
 from gofer.runs import memory_manager
 from gofer.runs.agent_files import AgentFiles
 from gofer.runs.memory_manager import MemoryManager, ensure_summing_up, tick
@@ -108,11 +109,16 @@ async def test_a_full_working_memory_is_summed_up_by_the_model_once(world: World
         (told,) = await here.told("summarise")
         assert told["id"] == kept.id
         assert told["tokens_before"] > told["tokens_after"] > 0
+        (event,) = await world.rows(select(events).where(events.c.kind == "context.checkpoint"))
+        assert (event.conversation_id, event.sealed is None) == (here.conversation, False)
         (paid,) = await world.rows(select(spends))
         assert (paid.settled, paid.background, paid.micros > 0) == (True, True, True)
         await world.run(ensure_summing_up, participant=participant)
         await here.work()
         assert len(await here.summaries()) == len(here.model.received) == 1, "what is left has room"
+        await world.run(purge_conversation, vault=world.vault, conversation_id=here.conversation, by="test")
+        (event,) = await world.rows(select(events).where(events.c.kind == "context.checkpoint"))
+        assert event.sealed is None
 
 
 async def test_without_money_a_rule_sums_up_and_a_quiet_conversation_is_left_as_it_is(
