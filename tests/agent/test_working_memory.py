@@ -464,6 +464,19 @@ async def test_a_long_memory_is_read_in_pages(world: World, direct: Make) -> Non
     assert len(set(numbers)) > 1_000
 
 
+async def test_a_session_of_recalls_reads_nine_tenths_from_the_cache(world: World, direct: Make) -> None:
+    said = "".join(f"Shelf {number} has {number * 7919} cups.\n" for number in range(2_000))
+
+    def wanted(request: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return {"id": "#1", "start": 900 * len(script.recalled)} if len(script.recalled) < 50 else None
+
+    script = Script(0, wanted)
+    run, service, _ = await begin(world, direct, script, said=said, compact_at=100_000, clear_at=24_000)
+    assert isinstance(await run.run(), Answered)
+    assert len(script.recalled) == 50
+    assert service.cache_read_share >= 0.9
+
+
 async def test_what_was_recalled_is_journaled_by_id_and_gone_when_it_is_purged(
     world: World, direct: Make
 ) -> None:
