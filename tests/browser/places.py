@@ -28,6 +28,7 @@ def places(lived: Lived) -> dict[str, str]:
         "connection": f"/connections/{lived.connection}",
         "connection-new": "/connections/new/telegram",
         "agent": "/agents/new",
+        "agent-gofer": "/agents/gofer",
         "missing": "/runs/999999",
         "welcome": "/welcome",
         "docs": "/docs",

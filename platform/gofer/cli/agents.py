@@ -190,6 +190,12 @@ def heartbeat(
     show(found, as_json, lambda: _print_heartbeat(found))
 
 
+NO_HOME = (
+    "the list has nowhere to be told. No owner has a private conversation with this agent, or `conversation` in its "
+    "settings names one that it takes no part in."
+)
+
+
 def _print_heartbeat(found: dict[str, Any]) -> None:
     state = "on" if found["enabled"] else "off"
     print(
@@ -200,6 +206,8 @@ def _print_heartbeat(found: dict[str, Any]) -> None:
         print(f"Problem: {problem}")
     for item in found["items"]:
         print(f"- {item['when']}: {item['text']}")
+    if found["items"] and not found["home"]:
+        print(f"Problem: {NO_HOME}")
     for each in found["muted"]:
         where = each["conversation_id"]
         print(f"Muted in {where}. Undo: gofer agents unmute {found['name']} {where}")

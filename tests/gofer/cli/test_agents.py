@@ -77,6 +77,7 @@ def test_a_heartbeat_is_switched_and_its_list_shown(terminal: Terminal, data_dir
     (data_dir / "agents" / "gofer" / "HEARTBEAT.md").write_text("- every 2h: look\n- never: look\n")
     shown = terminal("agents", "heartbeat", "gofer")
     assert "- every 2h: look" in shown
+    assert "nowhere to be told" in shown
     assert "Problem: HEARTBEAT.md line 2 is not in force" in shown
     assert "HEARTBEAT.md line 2" in terminal("agents", "show", "gofer")
     assert "HEARTBEAT.md line 2" in str(terminal.json("doctor"))
