@@ -512,7 +512,6 @@ class Shells:
 
         made = ConversationShell(directory, opening, self._hosts, host / "workspace")
         made.equipping, made.mirrors = equipping, self._mirrors
-        await asyncio.to_thread(directory.mkdir, mode=0o711, parents=True, exist_ok=True)
         try:
             yield made
         finally:

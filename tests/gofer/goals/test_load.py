@@ -33,8 +33,11 @@ class Burst:
         self.world, self.settings = world, settings
 
     async def delegate(self, count: int, room: str) -> Any:
-        await self.world.say(room=room)
+        taken = await self.world.say(room=room)
         claim = await self.world.claim_one()
+        while claim.conversation_id != taken.conversation_id:
+            await self.world.end(claim)  # one whose tasks are over
+            claim = await self.world.claim_one()
         made = tuple(NewTask("research", f"t{number}", "Look.") for number in range(count))
         wanted = Delegated("call", made, 1, "member", False, False)
         verb = partial(delegate_tasks, vault=self.world.vault, claim=claim, wanted=wanted, message_seq=1)
@@ -126,3 +129,32 @@ async def test_an_operator_clears_it_and_begins_with_a_fresh_working_memory(burs
         await world.end(claim, Cancel("cancelled"))
     assert {row.state for row in await world.rows(select(tasks.c.state))} == {"dropped"}
     assert not (await burst.look()).saturated
+
+
+async def test_sustained_saturation_under_cancels_ends_with_nothing_lost(burst: Burst) -> None:
+    """Runs come faster than workers take their tasks, and every third run is stopped in the middle."""
+    world = burst.world
+    running: list[Any] = []
+    for number in range(9):
+        parent = await burst.delegate(3, f"room-{number}")
+        running += await burst.take()
+        assert len(running) <= burst.settings.agent_tasks
+        if number % 3 == 2:
+            await world.cancel(parent.id)
+        if number % 2:
+            done, *running = running
+            await world.end(done, Cancel("cancelled") if await stopped(world, done) else None)
+        await burst.look()
+    assert (await burst.look()).saturated
+    while running or await world.count(tasks, tasks.c.finished_at.is_(None)):
+        running += await burst.take()
+        done, *running = running
+        await world.end(done, Cancel("cancelled") if await stopped(world, done) else None)
+    load = await burst.look()
+    assert (load.accepted, load.queued, load.active, load.saturated) == (27, 0, 0, False)
+    assert await world.count(tasks) == 27
+    assert await world.sweep() == 0
+
+
+async def stopped(world: World, claim: Any) -> bool:
+    return bool((await world.job(claim.id)).cancel_requested)
