@@ -72,6 +72,8 @@ FAULTS: dict[str, tuple[str, str]] = {
     "tampered": ("platform/gofer/variant.py", "VARIANT = -{number}\n"),
 }
 """What is added to which file of the source."""
+MAY_WAIT = ("(release_notice)", "(release_question)", "(memory)")
+"""Kinds of job that wait for a person or for a quiet hour."""
 MAX_MEMORY = 700_000_000
 READY_WITHIN, PROBATION = 60.0, 2.0
 TIMEOUT = 240.0
@@ -316,7 +318,8 @@ class _Campaign:
         await self._until_read(_answered, "messages are not all answered")
         found = await scenario.findings()
         lists = (found.lost, found.doubled, found.out_of_order, found.held_twice, found.stranded)
-        self._tally.complaints += [one for some in lists for one in some if "(release_" not in one]
+        wrong = (one for some in lists for one in some)
+        self._tally.complaints += [one for one in wrong if not any(kind in one for kind in MAY_WAIT)]
         self._tally.complaints += scenario.service.refused
         self._tally.messages = sum(len(ids) for ids in scenario.acknowledged.values())
         self._tally.replies = len(scenario.shown())
