@@ -204,6 +204,12 @@ def test_cancel_in_the_middle_of_the_models_answer_ends_the_goal(studio: Studio)
     goal = studio.until(goal_id, "cancelled")
     assert [task["state"] for task in goal["tasks"] if task["number"]] == ["dropped"]
     assert "This goal was cancelled." in studio.report(goal)
+    assert studio.api.post(f"/jobs/{goal['job_id']}/redrive").status_code == 202
+    deadline = Deadline(20)
+    while studio.api.get(f"/jobs/{goal['job_id']}").json()["job"]["state"] != "cancelled":
+        assert deadline.left > 0
+        time.sleep(0.05)
+    assert "This goal was cancelled." in studio.report(goal), "still the only one"
 
 
 def test_pause_in_the_middle_of_the_models_answer_lets_it_end_and_nothing_begins(studio: Studio) -> None:

@@ -7,7 +7,7 @@ own: the planner, the workers, whoever writes the report.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,27 +17,33 @@ from gofer.goals import records
 from gofer.goals.planner import (
     MAX_PLANNING_TRIES,
     MAX_REPLANS,
-    KnownTask,
     PlanArguments,
     next_number,
     plan_errors,
     planning_request,
     quoted,
 )
-from gofer.goals.report import plan_lines
+from gofer.goals.report import (
+    APPROVAL,
+    CONSENT,
+    NO_MONEY,
+    NO_PLAN,
+    TOO_OFTEN,
+    WHICH,
+    known_tasks,
+    plan_lines,
+    report_request,
+)
 from gofer.goals.tasks import OVER, TaskRecord, drop_task, fail_task, new_task, start_task, tasks_of_goal
 from gofer.jobs import control
 from gofer.jobs.fence import hold
 from gofer.jobs.outcome import Draft
 from gofer.jobs.queue import Claim
 from gofer.jobs.reply_planner import plan_replies
-from gofer.memory.notes import keep_note
-from gofer.memory.records import Source
-from gofer.memory.scopes import conversation_scope
 from gofer.store import row_macs
 from gofer.store.db_time import now
 from gofer.store.locks import lock_conversation
-from gofer.store.tables import FINAL, agents, goals, jobs, spends, tasks
+from gofer.store.tables import FINAL, goals, jobs, spends, tasks
 from gofer.vault.envelope import Vault
 
 PLAN, REPORT = "plan", "report"
@@ -46,21 +52,8 @@ HIDDEN = frozenset({PLAN, REPORT})
 APPROVE, REFUSE = "Approve", "Refuse"
 AGAIN, FINISH = "Try again", "Finish with what there is"
 YES, NO = "Yes", "No"
-MAX_NOTE = 1000
-"""Characters of something that the planner wants remembered."""
-MAX_SUMMARY = 2000
-"""Characters of a result that the planner reads."""
 PAUSED_FOR = 7 * 86400.0
 """Seconds after which the driver of a paused goal looks once more."""
-
-APPROVAL = "Here is the plan:\n{plan}\n\nMay I begin?"
-CONSENT = "This is more than one step. Shall I make it a goal, plan it, and report when it is done?\n\n{text}"
-WHICH = "Several agents hear this conversation. Who takes this goal?"
-NO_PLAN = "I could not make a plan for this goal. Say it in other words, or choose."
-TOO_OFTEN = "I have changed the plan {count} times, and it still does not work: {why}. What now?"
-NO_MONEY = (
-    "The budget of this goal is used up: ${spent:.2f} of ${budget:.2f}. Shall I go on with as much again?"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,16 +191,9 @@ def _unready(this: Pass) -> Step | None:
             return Ask(WHICH, "goal agent", this.asked.agents)
         if given.text not in this.asked.agents:
             return GoalEnd("cancelled", "agent")
-        _choose(this, given.text)
+        records.choose_agent(this.connection, this.goal, given.text)
         _move(this, "planning")
     return None
-
-
-def _choose(this: Pass, name: str) -> None:
-    here = (agents.c.workspace_id == this.goal.workspace_id) & (agents.c.name == name)
-    chosen = this.connection.execute(select(agents.c.id).where(here)).scalar_one()
-    row_macs.update(this.connection, goals, goals.c.id == this.goal.id, {"agent_id": chosen})
-    this.connection.execute(update(jobs).where(jobs.c.id == this.claim.id).values(agent_id=chosen))
 
 
 def _drive(this: Pass) -> Step:
@@ -334,30 +320,14 @@ def _apply(this: Pass, task: TaskRecord, content: Mapping[str, Any]) -> bool:
             instructions=new.instructions.strip(),
             needs=new.needs,
         )
-    _remember(this, plan.remember)
+    if this.rules.memory:
+        records.keep_facts(this.connection, this.vault, this.goal, plan.remember)
     _mark(this, task, "applied")
     facts = {"tasks": len(plan.tasks), "kept": len(plan.keep), "replans": this.goal.replans}
     records.note(this.connection, this.goal, "goal.planned", facts)
     this.read()
     plan_replies(this.connection, this.vault, this.claim, this.rules.announced(this))
     return True
-
-
-def _remember(this: Pass, facts: Sequence[str]) -> None:
-    """Note what the planner wants kept beyond the goal, for the conversation."""
-    source = Source(this.goal.conversation_id, this.goal.message_seq, this.claim.id)
-    for text in filter(None, (fact.strip()[:MAX_NOTE] for fact in facts if this.rules.memory)):
-        keep_note(
-            this.connection,
-            this.vault,
-            scope_id=conversation_scope(this.goal.conversation_id),
-            text=text,
-            trust="stranger" if this.goal.narrowed else this.goal.trust,
-            author=records.agent_name(this.connection, this.goal.agent_id),
-            source=source,
-            untrusted=this.goal.narrowed,
-            reason="goal",
-        )
 
 
 def _approval(this: Pass) -> Step | None:
@@ -523,36 +493,3 @@ def _mark(this: Pass, task: TaskRecord, reason: str) -> None:
     """Note on a run of the planner that it has been dealt with."""
     this.connection.execute(update(tasks).where(tasks.c.id == task.id).values(reason=reason))
     this.read()
-
-
-def known_tasks(tasks: Sequence[TaskRecord]) -> list[KnownTask]:
-    """Tasks as the planner and whoever writes the report see them."""
-    return [
-        KnownTask(
-            task.number,
-            task.title,
-            task.kind,
-            # One that was started cannot be dropped any more.
-            "running" if task.state == "queued" and task.job_id is not None else task.state,
-            tuple(task.needs),
-            _summary(task),
-            str((task.result or {}).get("question") or ""),
-        )
-        for task in tasks
-    ]
-
-
-def _summary(task: TaskRecord) -> str:
-    found = str((task.result or {}).get("summary") or "").strip()
-    return found[:MAX_SUMMARY] or (task.reason if task.state in ("failed", "dropped") else "")
-
-
-def report_request(text: str, known: Sequence[KnownTask]) -> str:
-    """What whoever writes the report is asked."""
-    lines = "\n".join(task.line() for task in known)
-    return (
-        f"A goal has come to its end. It was:\n{quoted(text)}\n\nWhat came of its tasks:\n{lines}\n\n"
-        "Write the answer for the person who wanted it: what they wanted to know or have, first; then what could not "
-        "be done, if anything. Plain words, no list of tasks (they see one), no more than a page. Use only what stands "
-        "here."
-    )

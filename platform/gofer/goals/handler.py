@@ -28,7 +28,7 @@ from gofer.settings import Settings
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.messages import binding_of
-from gofer.store.tables import bindings, goals, tasks
+from gofer.store.tables import bindings, goals, replies, tasks
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 
@@ -155,9 +155,9 @@ class GoalDriver:
 
     async def _report(self, this: Pass, place: Place | None) -> tuple[Draft, ...]:
         """The one final reply."""
-        if place is None:
-            return ()
         goal = this.goal
+        if place is None or await self._database.read(partial(_was_reported, job_id=goal.job_id)):
+            return ()  # somebody ran the job of an ended goal again
         words = next((str((t.result or {}).get("summary") or "") for t in this.tasks if t.kind == REPORT), "")
         seconds = await self._database.read(partial(_age, goal_id=goal.id))
         base = self._settings.public_url.rstrip("/")
@@ -210,6 +210,11 @@ def _owners(
     connection: Connection, connected: list[LoadedConnection], workspace_id: str
 ) -> list[tuple[LoadedConnection, str]]:
     return list(private_chats(connection, connected, workspace_id, ("owner",)))
+
+
+def _was_reported(connection: Connection, job_id: int) -> bool:
+    said = (replies.c.job_id == job_id) & replies.c.kind.in_(("final", "error"))
+    return connection.execute(select(replies.c.id).where(said).limit(1)).first() is not None
 
 
 def _age(connection: Connection, goal_id: str) -> float:

@@ -18,6 +18,9 @@ from gofer.jobs import control
 from gofer.jobs.children import children_of
 from gofer.jobs.kinds import GOAL
 from gofer.jobs.queue import SERVICE, submit
+from gofer.memory.notes import keep_note
+from gofer.memory.records import Source
+from gofer.memory.scopes import conversation_scope
 from gofer.store import events, row_macs
 from gofer.store.db_time import now
 from gofer.store.encryption import conversation_key, seal, unseal
@@ -39,6 +42,8 @@ from gofer.vault.envelope import Vault
 STATES = ("planning", "active", "blocked", "paused", "done", "failed", "cancelled")
 OVER = frozenset({"done", "failed", "cancelled"})
 MAX_TEXT = 8000
+MAX_FACT = 1000
+"""Characters of something that the planner wants remembered."""
 MAX_WORDS = 4000
 """Characters of what somebody says about a goal."""
 MAX_A_MINUTE = 20
@@ -375,6 +380,30 @@ def _role(connection: Connection, goal: Any) -> str:
     via = select(connections.c.integration).where(connections.c.id == goal.connection_id)
     integration = connection.execute(via).scalar()
     return "" if integration is None else role_now(connection, goal.workspace_id, integration, goal.asked_by)
+
+
+def choose_agent(connection: Connection, goal: Any, name: str) -> None:
+    """Give a goal, and the job that drives it, to an agent."""
+    here = (agents.c.workspace_id == goal.workspace_id) & (agents.c.name == name)
+    chosen = connection.execute(select(agents.c.id).where(here)).scalar_one()
+    row_macs.update(connection, goals, goals.c.id == goal.id, {"agent_id": chosen})
+    connection.execute(update(jobs).where(jobs.c.id == goal.job_id).values(agent_id=chosen))
+
+
+def keep_facts(connection: Connection, vault: Vault, goal: Any, facts: Sequence[str]) -> None:
+    """Note for the conversation what the planner wants kept beyond the goal."""
+    for text in filter(None, (fact.strip()[:MAX_FACT] for fact in facts)):
+        keep_note(
+            connection,
+            vault,
+            scope_id=conversation_scope(goal.conversation_id),
+            text=text,
+            trust="stranger" if goal.narrowed else goal.trust,
+            author=agent_name(connection, goal.agent_id),
+            source=Source(goal.conversation_id, goal.message_seq, goal.job_id),
+            untrusted=goal.narrowed,
+            reason="goal",
+        )
 
 
 def task_count(connection: Connection, goal_id: str) -> tuple[int, int]:

@@ -1,10 +1,22 @@
-"""The words of goals for people: the plan, and the one report at the end."""
+"""The words of goals: what is asked of people and of whoever writes the report, the plan, and the report itself."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gofer.goals.planner import KnownTask, quoted
 from gofer.goals.tasks import TaskRecord
+
+APPROVAL = "Here is the plan:\n{plan}\n\nMay I begin?"
+CONSENT = "This is more than one step. Shall I make it a goal, plan it, and report when it is done?\n\n{text}"
+WHICH = "Several agents hear this conversation. Who takes this goal?"
+NO_PLAN = "I could not make a plan for this goal. Say it in other words, or choose."
+TOO_OFTEN = "I have changed the plan {count} times, and it still does not work: {why}. What now?"
+NO_MONEY = (
+    "The budget of this goal is used up: ${spent:.2f} of ${budget:.2f}. Shall I go on with as much again?"
+)
+MAX_SUMMARY = 2000
+"""Characters of a result that the planner reads."""
 
 MARKS = {"done": "✓", "running": "▸", "failed": "✗", "blocked": "?", "dropped": "–"}
 MAX_LINE = 300
@@ -91,3 +103,36 @@ def _span(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def known_tasks(tasks: Sequence[TaskRecord]) -> list[KnownTask]:
+    """Tasks as the planner and whoever writes the report see them."""
+    return [
+        KnownTask(
+            task.number,
+            task.title,
+            task.kind,
+            # One that was started cannot be dropped any more.
+            "running" if task.state == "queued" and task.job_id is not None else task.state,
+            tuple(task.needs),
+            _summary(task),
+            str((task.result or {}).get("question") or ""),
+        )
+        for task in tasks
+    ]
+
+
+def _summary(task: TaskRecord) -> str:
+    found = str((task.result or {}).get("summary") or "").strip()
+    return found[:MAX_SUMMARY] or (task.reason if task.state in ("failed", "dropped") else "")
+
+
+def report_request(text: str, known: Sequence[KnownTask]) -> str:
+    """What whoever writes the report is asked."""
+    lines = "\n".join(task.line() for task in known)
+    return (
+        f"A goal has come to its end. It was:\n{quoted(text)}\n\nWhat came of its tasks:\n{lines}\n\n"
+        "Write the answer for the person who wanted it: what they wanted to know or have, first; then what could not "
+        "be done, if anything. Plain words, no list of tasks (they see one), no more than a page. Use only what stands "
+        "here."
+    )
