@@ -43,6 +43,7 @@ async def test_a_goal_is_shown_in_one_message_and_reported_once(either: House) -
     assert not await either.count(showings)
     (report,) = [text for text in telegram.said(chat) if "It cost" in text]
     assert "second" in report
+    assert "without a language model" not in report, "what came of the tasks is the report"
     assert await either.count(replies, replies.c.kind == "final") == 1
     telegram.phones.say(ann, chat, "/goals")
     await eventually(lambda: any("2 of 2 tasks done" in text for text in telegram.said(chat)))

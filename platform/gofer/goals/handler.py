@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select, update
 
+from gofer.agent.models.offline import LABEL as OFFLINE
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.crash import crash_point
 from gofer.errors import NotFound
@@ -159,6 +160,8 @@ class GoalDriver:
         if place is None or await self._database.read(partial(_was_reported, job_id=goal.job_id)):
             return ()  # somebody ran the job of an ended goal again
         words = next((str((t.result or {}).get("summary") or "") for t in this.tasks if t.kind == REPORT), "")
+        if words.startswith(OFFLINE):
+            words = ""  # it writes no reports; what came of the tasks stands for itself
         seconds = await self._database.read(partial(_age, goal_id=goal.id))
         base = self._settings.public_url.rstrip("/")
         text = report(
