@@ -29,6 +29,10 @@ from gofer_supervisor.home import Home, HomeError
 LEVELS = ("debug", "info", "warning", "error")
 MAX_LINES = 300
 HIDDEN = "set, not shown"
+UNKNOWN = dict.fromkeys(
+    ("revision", "source", "signed_by", "checked", "schema", "approved_by", "declined_by", "change"), ""
+)
+"""What the manifest of a release may not say."""
 
 
 @page("operator")
@@ -69,7 +73,7 @@ async def versions(request: Request) -> Response:
         happened=[{**event, "said": say_event(event)} for event in happened],
         version=__version__,
         build=platform.settings.build,
-        releases=[*reversed(manifests.values())],
+        releases=[{**UNKNOWN, **each} for each in reversed(manifests.values())],
         before=before if before in manifests else "",
     )
 
@@ -82,7 +86,7 @@ async def release(request: Request) -> Response:
         manifest = await asyncio.to_thread(home.manifest, request.path_params["build"])
     except HomeError as error:
         raise NotFound(str(error)) from error
-    return render(request, "release.html", release=manifest, change=manifest.get("change"))
+    return render(request, "release.html", release={**UNKNOWN, **manifest})
 
 
 @page("owner")
