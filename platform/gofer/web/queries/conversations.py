@@ -28,7 +28,7 @@ _FIRST_BINDING = (
     .scalar_subquery()
 )
 _CONVERSATIONS = (
-    select(*without(conversations), bindings.c.connection_id, bindings.c.ref)
+    select(*without(conversations, "pruned_replies"), bindings.c.connection_id, bindings.c.ref)
     .select_from(conversations)
     .outerjoin(bindings, bindings.c.id == _FIRST_BINDING)
     .order_by(conversations.c.created_at.desc(), conversations.c.id.desc())
