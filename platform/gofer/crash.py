@@ -51,6 +51,7 @@ POINTS = frozenset(
         "nudge.pressed",
         "nudge.muted",
         "nudge.said",
+        "release.staged",
         "key.added",
         "key.rewrapped",
         "key.retired",

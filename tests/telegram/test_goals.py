@@ -49,7 +49,7 @@ async def test_a_goal_is_shown_in_one_message_and_reported_once(either: House) -
     await eventually(lambda: any("2 of 2 tasks done" in text for text in telegram.said(chat)))
 
 
-async def test_cancel_in_the_middle_of_a_command_stops_it_within_two_seconds(either: House) -> None:
+async def test_cancel_in_the_middle_of_a_command_stops_it(either: House) -> None:
     telegram = either.telegram
     ann, chat = await either.owner()
     telegram.phones.say(ann, chat, "/goal\n$ echo begun; sleep 60; echo over\n$ echo never")

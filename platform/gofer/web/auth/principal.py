@@ -27,6 +27,7 @@ NOUNS = (
     "costs",
     "deliveries",
     "events",
+    "goals",
     "instance",
     "jobs",
     "key",
