@@ -25,6 +25,7 @@ VERBS: dict[str, Callable[..., str]] = {
     "pause": records.pause,
     "resume": records.resume,
     "cancel": records.cancel,
+    "stop": records.cancel,
 }
 MAX_LISTED = 10
 NONE = "There are no goals here. `/goal` and what you want makes one."
@@ -45,8 +46,9 @@ SAID = {
     "answered": "Thanks, going on.",
 }
 STRANGER = "Only people I know can give me goals."
-_VERB = re.compile(r"(pause|resume|cancel)(?:\s+(goal_[a-z0-9]+))?", re.I)
-_TELL = re.compile(r"(?:\+\s*|(goal_[a-z0-9]+)\s+)(.+)", re.S)
+_VERB = re.compile(r"(pause|resume|cancel|stop)(?:\s+(goal_[a-z0-9]+))?", re.I)
+_LIST = re.compile(r"(?:status|list|show)", re.I)
+_TELL = re.compile(r"(?:\+\s*)?(goal_[a-z0-9]+)\s+(.+)|\+\s*(.+)", re.S)
 
 
 async def answer_goal(
@@ -58,15 +60,15 @@ async def answer_goal(
         return STRANGER
     here: dict[str, Any] = {"vault": vault, "claim": claim}
     try:
-        if read.message.command == "goals":
+        if read.message.command == "goals" or _LIST.fullmatch(words):
             return await database.read(partial(_listed, **here))
         if (steered := _VERB.fullmatch(words)) is not None:
             verb = VERBS[steered[1].lower()]
             return await database.write(partial(_steer, **here, read=read, verb=verb, which=steered[2]))
         if (told := _TELL.fullmatch(words)) is not None:
-            which, said = told[1], told[2].strip()
+            which, said = told[1], (told[2] or told[3]).strip()
             return await database.write(partial(_tell, **here, read=read, which=which, words=said))
-        if not words:
+        if not words.strip("+ "):
             return WHAT
         made = partial(goal_of_message, vault=vault, settings=settings, claim=claim, read=read, text=words)
         said = await database.write(made)

@@ -43,7 +43,7 @@ from gofer.jobs.reply_planner import plan_replies
 from gofer.store import row_macs
 from gofer.store.db_time import now
 from gofer.store.locks import lock_conversation
-from gofer.store.tables import FINAL, goals, jobs, spends, tasks
+from gofer.store.tables import FINAL, goals, jobs, questions, spends, tasks
 from gofer.vault.envelope import Vault
 
 PLAN, REPORT = "plan", "report"
@@ -460,6 +460,8 @@ def _end(this: Pass, end: GoalEnd) -> None:
         drop_task(this.connection, task.id, end.reason or "ended")
         if task.job_id is not None and not _is_over(this.connection, task.job_id):
             control.cancel(this.connection, task.job_id, by=f"goal:{this.goal.id}")
+    asked = (questions.c.job_id == this.claim.id) & questions.c.answered_at.is_(None)
+    this.connection.execute(update(questions).where(asked).values(answered_at=now()))
     records.set_state(this.connection, this.goal, end.state, end.reason)
     this.read()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
-from gofer.errors import Conflict, NotFound, TooOften
+from gofer.errors import Conflict, Malformed, NotFound, TooOften
 from gofer.identity import role_now
 from gofer.jobs import control
 from gofer.jobs.children import children_of
@@ -115,11 +115,12 @@ def create_goal(connection: Connection, vault: Vault, new: NewGoal, *, most: int
     lock_conversation(connection, new.conversation_id)
     if (there := _made_before(connection, new)) is not None:
         return there
+    _check_length(new.asked.text, MAX_TEXT)
     _check_bounds(connection, new, most)
     goal_id = new_id("goal")
     key = conversation_key(connection, vault, new.conversation_id)
     reason = "consent" if new.asked.consent else "agent" if new.asked.agents else ""
-    asked = {**asdict(new.asked), "text": new.asked.text[:MAX_TEXT], "facts": dict(new.asked.facts)}
+    asked = {**asdict(new.asked), "facts": dict(new.asked.facts)}
     asked["paired"] = _role(connection, new) != ""
     row = {
         "id": goal_id,
@@ -165,6 +166,15 @@ def _made_before(connection: Connection, new: NewGoal) -> str | None:
         return None
     same = (goals.c.conversation_id == new.conversation_id) & (goals.c.message_seq == new.message_seq)
     return connection.execute(select(goals.c.id).where(same).limit(1)).scalar()
+
+
+def _check_length(text: str, most: int) -> None:
+    """Raise Malformed for words that are too long: what is cut off could change what is done."""
+    if len(text) > most:
+        raise Malformed(
+            f"That has {len(text)} characters, and at most {most} are taken here. Say it shorter, or put the rest into "
+            "a file of this conversation and name it."
+        )
 
 
 def _check_bounds(connection: Connection, new: NewGoal, most: int) -> None:
@@ -329,7 +339,8 @@ def tell(
     goal = _steerable(connection, goal_id)
     if not text.strip():
         raise Conflict("There is nothing in it.")
-    text = text.strip()[:MAX_WORDS]
+    text = text.strip()
+    _check_length(text, MAX_WORDS)
     waiting = (questions.c.job_id == goal.job_id) & questions.c.answered_at.is_(None)
     question = connection.execute(select(questions.c.id).where(waiting).limit(1)).scalar()
     if question is not None:

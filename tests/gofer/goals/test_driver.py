@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from sqlalchemy import select, update
 
-from gofer.errors import Conflict, NotFound, TooOften
+from gofer.errors import Conflict, Malformed, NotFound, TooOften
 from gofer.goals import records
 from gofer.goals.driver import AGAIN, APPROVE, FINISH, REFUSE, YES, Ask, GoalEnd, Pause, WaitForTasks, advance
 from gofer.goals.planner import MAX_PLANNING_TRIES, MAX_REPLANS
@@ -16,7 +16,7 @@ from gofer.identity import grant_role, remove_identity
 from gofer.jobs.queue import SERVICE, WORKER
 from gofer.purge import purge_conversation
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.store.tables import events, goals, jobs, spends, tasks
+from gofer.store.tables import events, goals, jobs, questions, spends, tasks
 from support.goal_bench import Bench, new_goal
 from support.world import World
 
@@ -188,6 +188,24 @@ async def test_a_cancelled_goal_stops_its_tasks_and_ends_once(world: World) -> N
     assert (await world.job(running.id)).cancel_requested
     with pytest.raises(Conflict, match="ended already"):
         await world.run(partial(records.cancel, goal_id=bench.goal_id, by="ann"))
+
+
+async def test_a_cancelled_goal_asks_nothing_more(world: World) -> None:
+    bench = await Bench.made(world, needs_approval=True)
+    await bench.go()
+    assert isinstance(await bench.planned([]), Ask)
+    await world.run(partial(records.cancel, goal_id=bench.goal_id, by="ann"))
+    assert await bench.go() == GoalEnd("cancelled", "cancelled")
+    assert not await world.rows(select(questions.c.id).where(questions.c.answered_at.is_(None)))
+
+
+async def test_words_that_are_too_long_are_refused_and_never_cut(world: World) -> None:
+    with pytest.raises(Malformed, match="at most 8000"):
+        await Bench.made(world, text="$ echo " + "a" * 8000)
+    bench = await Bench.made(world)
+    say = partial(records.tell, vault=world.vault, goal_id=bench.goal_id, by="ann", name="Ann", trust="owner")
+    with pytest.raises(Malformed, match="at most 4000"):
+        await world.run(partial(say, text="b" * 4001))
 
 
 async def test_work_begins_when_an_owner_has_approved_the_plan(world: World) -> None:

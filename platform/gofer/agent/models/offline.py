@@ -72,13 +72,23 @@ def _before(number: int) -> list[int]:
     return [number] if number else []
 
 
+def _title(commands: str) -> str:
+    """The first of some commands, without the sign that would have it run again."""
+    first, _, rest = commands[1:].strip().partition("\n")
+    more = f" and {len(rest.splitlines())} more" if rest else ""
+    return first[:100] + more
+
+
 def _plan(messages: tuple[ModelMessage, ...], malformed: dict[str, str]) -> Block:
-    """One task for each command, one after the other; nothing more once the goal has been planned."""
+    """One task for each command, one after the other, the last with all that are left; nothing more once the goal has
+    been planned."""
     begun = any("The tasks so far:" in meant(block) for block in messages[0]["content"])
-    lines = [] if begun else _planned_lines(messages)[:MAX_PLANNED]
+    lines = [] if begun else _planned_lines(messages)
+    last = MAX_PLANNED - 1
+    each = [*lines[:last], *(["\n".join(lines[last:])] if lines[last:] else [])]
     tasks = [
-        {"title": line[1:].strip()[:100], "kind": "execution", "instructions": line, "needs": _before(number)}
-        for number, line in enumerate(lines)
+        {"title": _title(line), "kind": "execution", "instructions": line, "needs": _before(number)}
+        for number, line in enumerate(each)
     ]
     plan = {"reply": f"{LABEL} One task for each command.", "tasks": tasks, "keep": [], "remember": []}
     return call_block("offline_plan", PLAN, json.dumps(plan), malformed)
