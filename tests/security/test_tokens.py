@@ -78,6 +78,22 @@ def test_nobody_gives_a_token_more_than_its_member_may(house: House, admin: Any)
     assert admin.post("/tokens", json=wish).status_code == 403
 
 
+def test_only_an_owner_has_a_token_that_is_bound_to_an_agent(house: House) -> None:
+    member = house.member("oona", "operator")
+    browser = house.browser()
+    browser.login("oona")
+    csrf = {"x-gofer-csrf": csrf_for(browser.cookie)}
+    wish = {"name": "mine", "scope": "read", "agent": "gofer"}
+    answer = browser.client.post("/api/v1/tokens", json=wish, headers=csrf)
+    assert answer.status_code == 403
+    assert "Only an owner" in answer.json()["detail"]
+    # One that was made before, or whose owner is an owner no more, opens nothing.
+    assert house.api(house.token(member, "read", agent="gofer")).get("/conversations").status_code == 401
+    assert (
+        house.api(house.token(house.owner(), "read", agent="gofer")).get("/conversations").status_code == 200
+    )
+
+
 def test_every_noun_of_the_api_has_scopes() -> None:
     assert {each.noun for each in OPERATIONS} == {*NOUNS, ANYBODY, "tokens"}
 

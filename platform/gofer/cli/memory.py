@@ -106,7 +106,7 @@ def show_one(memory: Id, as_json: AsJson = False) -> None:
     \b
     gofer memory show mem_7f3k
     """
-    found = call("GET", f"/memories/{memory}")
+    found = call("GET", f"/memories/{memory or '-'}")
 
     def shown() -> None:
         print(f"{found['id']}, {found['kind']} for {found['scope']}, {found['state']}")

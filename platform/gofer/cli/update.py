@@ -231,10 +231,16 @@ def rollback(as_json: AsJson = False) -> None:
     \b
     gofer update rollback
     """
+    from gofer.errors import Conflict
     from gofer.releases.stage import roll_back
+    from gofer_supervisor.home import CURRENT, GOOD
 
     home, _ = _home()
     _require_supervisor(home)
+    current = home.linked(CURRENT)
+    before = home.manifests().get(current or "", {}).get("previous") or home.linked(GOOD)
+    if not before or before == current:
+        raise Conflict("There is no release before this one to go back to: gofer update list")
     roll_back(home, by=_who())
     show({}, as_json, lambda: print("Asked for. `gofer update list` shows what runs."))
 

@@ -140,6 +140,10 @@ class ReleaseJobs:
             if given.text != APPROVE:
                 decline(self.home, build, by=given.by or "nobody, in time")
                 return Done()
+            if manifest_in(self.home, build).get("approved_by") not in (None, "", given.by):
+                return Done(
+                    reason="release.decided"
+                )  # somebody approved it elsewhere, and saw what became of it
             approve(self.home, build, by=given.by)
             if build not in (self.home.linked(CURRENT), (self.home.load().trial or {}).get("build")):
                 deploy(self.home, build, by=given.by)

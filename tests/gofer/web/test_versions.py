@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gofer.store import events
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.web.auth.sessions import csrf_for
 from gofer_supervisor.home import Home, Release
 from support.web_server import Browser, House
@@ -39,6 +41,19 @@ def signed_in(house: House, member: str) -> Browser:
 
 def roll_back(browser: Browser) -> int:
     return browser.post("/versions/rollback", csrf=csrf_for(browser.cookie)).status_code
+
+
+def test_what_the_supervisor_saw_is_listed_whatever_it_says(supervised: House) -> None:
+    for kind, data in (
+        ("worker.spawned", {"name": "serve", "build": "1.0", "happened_at": 1.0}),
+        ("worker.exited", {"name": "serve", "code": 1, "last_lines": ["boom"], "happened_at": 2.0}),
+        ("revision.promoted", {}),
+    ):
+        supervised.write(events.record, kind=kind, workspace_id=FIRST_WORKSPACE, data=data)
+    page = signed_in(supervised, supervised.owner()).get("/versions")
+    assert page.status_code == 200
+    assert "serve was started" in page.text
+    assert "boom" in page.text
 
 
 def test_a_release_shows_the_whole_change_and_only_an_owner_goes_back(supervised: House) -> None:

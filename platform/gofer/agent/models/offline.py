@@ -72,7 +72,7 @@ def _before(number: int) -> list[int]:
     return [number] if number else []
 
 
-def _title(commands: str) -> str:
+def _task_title(commands: str) -> str:
     """The first of some commands, without the sign that would have it run again."""
     first, _, rest = commands[1:].strip().partition("\n")
     more = f" and {len(rest.splitlines())} more" if rest else ""
@@ -87,7 +87,7 @@ def _plan(messages: tuple[ModelMessage, ...], malformed: dict[str, str]) -> Bloc
     last = MAX_PLANNED - 1
     each = [*lines[:last], *(["\n".join(lines[last:])] if lines[last:] else [])]
     tasks = [
-        {"title": _title(line), "kind": "execution", "instructions": line, "needs": _before(number)}
+        {"title": _task_title(line), "kind": "execution", "instructions": line, "needs": _before(number)}
         for number, line in enumerate(each)
     ]
     plan = {"reply": f"{LABEL} One task for each command.", "tasks": tasks, "keep": [], "remember": []}

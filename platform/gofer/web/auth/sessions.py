@@ -220,6 +220,8 @@ def by_token(connection: Connection, value: str) -> Recognised | None:
         agent = bound_agent(words)
         asked = read_scopes(word for word in words if not word.startswith(AGENT_WORD))
         scopes = {noun: lesser(row.role, AS_ROLE[scope]) for noun, scope in asked.items()}
+    if agent and row.role != "owner":
+        return None  # it sees everything that its agent is told, also in private
     visitor = Visitor(row.id, row.name, role, "token", row.token_id, scopes, agent=agent)
     return Recognised(visitor, row.unused is None or row.unused > SEEN_EVERY)
 

@@ -33,6 +33,8 @@ UNKNOWN = dict.fromkeys(
     ("revision", "source", "signed_by", "checked", "schema", "approved_by", "declined_by", "change"), ""
 )
 """What the manifest of a release may not say."""
+PLAIN_EVENT = {"last_lines": (), "build": "", "happened_at": 0.0}
+"""What an event of the supervisor may not say."""
 
 
 @page("operator")
@@ -70,7 +72,7 @@ async def versions(request: Request) -> Response:
     return render(
         request,
         "versions.html",
-        happened=[{**event, "said": say_event(event)} for event in happened],
+        happened=[{**PLAIN_EVENT, **event, "said": say_event(event)} for event in happened],
         version=__version__,
         build=platform.settings.build,
         releases=[{**UNKNOWN, **each} for each in reversed(manifests.values())],

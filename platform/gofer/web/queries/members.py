@@ -64,6 +64,11 @@ def told_scopes(scopes: str | None) -> dict[str, Any]:
     }
 
 
+FOR_OWNERS = (
+    "Only an owner can have a token bound to an agent: it sees what people tell the agent in private."
+)
+
+
 def make_token(
     connection: Connection,
     member: Any,
@@ -76,6 +81,8 @@ def make_token(
 ) -> tuple[str, str]:
     """A token's id and value; raises Forbidden for a scope that its member's role does not have."""
     _check_scopes(member.role, scopes.values() if scopes else (scope,))
+    if agent and member.role != "owner":
+        raise Forbidden(FOR_OWNERS)
     life = days * 86400.0 if days is not None else None
     return new_token(connection, member.id, name=name, scope=scope, scopes=scopes, life=life, agent=agent)
 
