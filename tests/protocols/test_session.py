@@ -211,4 +211,5 @@ def test_a_goal_is_planned_followed_and_reported(house: House, token: str) -> No
         plan = client.ask("agent.control", action="plan")
         assert [task["status"] for task in plan["tasks"]] == ["done", "done"]
         assert client.ask("agent.status")["lastGoal"]
+        assert not [frame for frame in client.frames if frame["type"] == "tool.event"], "no card of a task"
         assert client.ask("agent.control", action="pause")["type"] == "error"

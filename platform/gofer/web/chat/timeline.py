@@ -116,7 +116,7 @@ class Reader:
         if not rows:
             return Timeline([], cursor, self._at_work())
         changed = _changes(rows)
-        items = [*self._said(messages.c.seq.in_(changed.seqs)), *self._steps(changed.jobs)]
+        items = [*self._said(messages.c.seq.in_(changed.seqs)), *self._steps(self._answers(changed.jobs))]
         items += self._replies(replies.c.id.in_(changed.replies) | replies.c.job_id.in_(changed.asking))
         items += self._goals(goals.c.id.in_(changed.goals)) if changed.goals else []
         items.sort(key=lambda item: item["place"])
@@ -276,6 +276,11 @@ class Reader:
             jobs.c.created_at < until,
             jobs.c.finished_at.is_(None) | (jobs.c.finished_at >= since),
         )
+        return list(self._connection.execute(query).scalars())
+
+    def _answers(self, job_ids: set[int]) -> list[int]:
+        """Those of some jobs that answer the conversation: the steps of a goal's tasks are on the goal's page."""
+        query = select(jobs.c.id).where(jobs.c.id.in_(job_ids), jobs.c.kind == ANSWER)
         return list(self._connection.execute(query).scalars())
 
     def _steps(self, job_ids: Iterable[int]) -> list[dict[str, Any]]:
