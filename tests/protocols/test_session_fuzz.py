@@ -8,7 +8,8 @@ from typing import Any
 import hypothesis
 from hypothesis import strategies as st
 
-from gofer.web.protocols.session_messages import ACTIONS, HANDLERS
+from gofer.web.protocols.session import HANDLERS
+from gofer.web.protocols.session_runs import ACTIONS
 from protocols.session_client import SCHEMA, session
 from support.web_server import House
 

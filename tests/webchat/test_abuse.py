@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from gofer import live
 from gofer.agent.tools import output
 from gofer.live import MAX_OUTPUT
-from gofer.web import event_source, server
+from gofer.web import client_socket, event_source, server
 from gofer.web.auth import guard
 from gofer.web.auth.sessions import end_session
 from gofer.web.chat import socket as chat_socket
@@ -159,7 +159,7 @@ def deaf(visit: Visit, wishes: str) -> Iterator[socket.socket]:
 def test_who_does_not_read_is_cut_off_and_others_do_not_wait(
     visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_socket, "PATIENCE", 0.3)
+    monkeypatch.setattr(client_socket, "SEND_TIMEOUT", 0.3)
     monkeypatch.setattr(event_source, "SEND_TIMEOUT", 0.3)
     monkeypatch.setattr(server, "READ_TIMEOUT", 0.3)
     # More than the kernel holds for a reader that does not read.
@@ -176,7 +176,7 @@ def test_who_does_not_read_is_cut_off_and_others_do_not_wait(
             for route in visit.house.app.routes
             if getattr(route, "name", "") == "socket"
         )
-        while sockets._open[visit.member_id] > 1:
+        while sockets._sockets.open[visit.member_id] > 1:
             assert deadline.left > 0, "it still holds its place"
             line.until(lambda: True)
             time.sleep(0.05)

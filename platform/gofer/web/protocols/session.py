@@ -10,19 +10,17 @@ import asyncio
 import contextlib
 import json
 import re
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import structlog
 from sqlalchemy import Connection
 from starlette.responses import Response
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket
 
 from gofer.app import Platform
-from gofer.errors import Forbidden, GoferError, Malformed, NotFound, StoreError, TooBusy
+from gofer.errors import Forbidden, GoferError, Malformed, NotFound, TooBusy
 from gofer.store.events import Cursor
 from gofer.store.ids import new_id
 from gofer.store.messages import binding_at
@@ -32,9 +30,10 @@ from gofer.web.auth.principal import narrowed
 from gofer.web.chat import rooms
 from gofer.web.chat.follow import follow, read_now
 from gofer.web.chat.rooms import Room
-from gofer.web.chat.socket import Allowance
 from gofer.web.chat.timeline import Timeline
+from gofer.web.client_socket import ClientSocket, ClientSockets
 from gofer.web.problems import problem
+from gofer.web.protocols import session_messages, session_runs
 from gofer.web.protocols.reply_numbers import (
     NumberedReply,
     ReplyPlace,
@@ -44,28 +43,24 @@ from gofer.web.protocols.reply_numbers import (
 )
 from gofer.web.protocols.session_messages import (
     ClientMessage,
-    answer,
+    Handler,
+    Unanswerable,
     capabilities,
     error_frame,
-    log_frames,
     refusal,
 )
-
-log = structlog.get_logger()
+from gofer.web.protocols.session_runs import log_frames
 
 MAX_FRAME = 64 * 1024
 """Bytes of one frame from a client."""
-PATIENCE = 10.0
-"""Seconds a reader may take for one frame."""
 MAX_CONNECTIONS = 2000
 """Of one member, on this process."""
-LOOK_AGAIN = 15.0
-"""Seconds between two looks whether a token still holds."""
 WITHOUT_NEWS = 3600.0
 """Seconds after which a session is looked at although nothing woke it."""
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,99}")
 KEY_NAMES = ("session", "sessionId", "session_id", "sessionKey", "session-key")
-FLOODED, TOO_SLOW, NOT_ALLOWED = 4429, 4408, 4403
+HANDLERS: dict[str, Handler] = {**session_messages.HANDLERS, **session_runs.HANDLERS}
+"""By the type of a message."""
 FAILURES = {
     "model.auth": "provider_auth_failed",
     "model.unavailable": "provider_unavailable",
@@ -85,7 +80,7 @@ class ClientSession:
     """One connection of a client."""
 
     platform: Platform
-    websocket: WebSocket
+    socket: ClientSocket
     visitor: Visitor
     agent: str
     key: str
@@ -98,9 +93,6 @@ class ClientSession:
     """How far in the log the client was told."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is a room, and when it is another one."""
-    sending: asyncio.Lock = field(default_factory=asyncio.Lock)
-    ended: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Raises NotSignedIn once the token or the session of the browser holds no longer."""
 
     @property
     def ref(self) -> str:
@@ -109,9 +101,8 @@ class ClientSession:
 
     async def send(self, frame: dict[str, Any]) -> None:
         """Send a frame with the number of the last answer."""
-        text = json.dumps({**frame, "seq": frame.get("seq", self.place.number)}, ensure_ascii=False)
-        async with self.sending, asyncio.timeout(PATIENCE):
-            await self.websocket.send_text(text)
+        numbered = {**frame, "seq": frame.get("seq", self.place.number)}
+        await self.socket.send(json.dumps(numbered, ensure_ascii=False))
 
     async def find_room(self) -> Room | None:
         """The session's room, if anything was said in it."""
@@ -164,83 +155,51 @@ class SessionDoor:
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
-        self._open: Counter[str] = Counter()
+        self._sockets = ClientSockets(partial(check_still, platform, role="operator"))
         self._sessions: dict[str, set[ClientSession]] = {}
         """By what the web chat calls their room: several clients may be in one session."""
-        self._watch: asyncio.Task[None] | None = None
 
     async def socket(self, websocket: WebSocket) -> None:
         """The endpoint."""
         try:
             session, resumed = await self._entered(websocket)
             after = _number(websocket.query_params.get("after"))
+            with self._sockets.entered(session.socket, session.visitor.member_id, most=MAX_CONNECTIONS):
+                await websocket.accept()
+                await self._converse(session, resumed, after)
         except GoferError as error:
             await websocket.send_denial_response(_denial(error))
-            return
-        with self._counted(session):
-            await websocket.accept()
-            await self._converse(session, resumed, after)
 
     async def _entered(self, websocket: WebSocket) -> tuple[ClientSession, bool]:
         visitor = narrowed(visitor_of(websocket), "messages")
         if not visitor.may("operator") or not visitor.member_id:
             raise Forbidden("This needs the role operator and, of a token, the scope messages:write.")
-        if self._open[visitor.member_id] >= MAX_CONNECTIONS:
-            raise TooBusy("Too many connections are open.", retry_after=30)
         agent = websocket.path_params["agent"]
         if visitor.agent and visitor.agent != agent:
             raise NotFound(f"There is no agent called {agent[:40]!r}.")
         await rooms.check_agent(self._platform, agent)
         key = given_key(dict(websocket.query_params))
-        session = ClientSession(self._platform, websocket, visitor, agent, key or new_key())
+        session = ClientSession(self._platform, ClientSocket(websocket), visitor, agent, key or new_key())
         session.room = await session.find_room() if key else None
         return session, session.room is not None
 
+    async def _converse(self, session: ClientSession, resumed: bool, after: int | None) -> None:
+        async with session.socket.closing("session.socket_failed"):
+            with self._together(session):
+                await self._greet(session, resumed, after)
+                await session.socket.run(self._tell(session), self._hear(session))
+
     @contextlib.contextmanager
-    def _counted(self, session: ClientSession) -> Iterator[None]:
-        who = session.visitor.member_id
-        self._open[who] += 1
+    def _together(self, session: ClientSession) -> Iterator[None]:
+        """Let the clients of one session know of each other."""
         ref = session.ref
         self._sessions.setdefault(ref, set()).add(session)
-        if self._watch is None or self._watch.done():
-            self._watch = asyncio.create_task(self._keep_watch(), name="sessions")
         try:
             yield
         finally:
-            session.ended.cancel()
-            self._open[who] -= 1
             self._sessions[ref].discard(session)
             if not self._sessions[ref]:
                 del self._sessions[ref]
-
-    async def _converse(self, session: ClientSession, resumed: bool, after: int | None) -> None:
-        """Speak and listen until either ends; a crash of one side ends the other."""
-        websocket = session.websocket
-        tasks: list[asyncio.Task[None]] = []
-        try:
-            await self._greet(session, resumed, after)
-            tasks = [
-                asyncio.create_task(self._tell(session)),
-                asyncio.create_task(self._hear(session)),
-            ]
-            done, _ = await asyncio.wait({*tasks, session.ended}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        except (WebSocketDisconnect, RuntimeError):
-            pass  # it went away
-        except TimeoutError:
-            await _close(websocket, TOO_SLOW, "You read too slowly.")
-        except _Flooded:
-            await _close(websocket, FLOODED, "Too many messages at once.")
-        except (NotFound, NotSignedIn, Forbidden) as error:
-            await _close(websocket, NOT_ALLOWED, str(error)[:100])
-        except Exception:
-            log.exception("session.socket_failed")
-            await _close(websocket, 1011, "")
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _greet(self, session: ClientSession, resumed: bool, after: int | None) -> None:
         if session.room is not None:
@@ -322,14 +281,8 @@ class SessionDoor:
     # What the client says.
 
     async def _hear(self, session: ClientSession) -> None:
-        allowance = Allowance()
         while True:
-            message = await session.websocket.receive()
-            if message["type"] == "websocket.disconnect":
-                raise WebSocketDisconnect
-            if not allowance.spend():
-                raise _Flooded
-            for frame in await self._answer(session, message):
+            for frame in await self._answer(session, await session.socket.receive()):
                 await session.send(frame)
 
     async def _answer(self, session: ClientSession, message: Any) -> list[dict[str, Any]]:
@@ -338,7 +291,7 @@ class SessionDoor:
         except Malformed as error:
             return [error_frame("", "invalid_envelope", str(error))]
         try:
-            await check_still(self._platform, session.websocket, "operator")
+            await check_still(self._platform, session.socket.websocket, "operator")
             frames = await answer(session, asked)
         except NotSignedIn:
             raise
@@ -353,31 +306,6 @@ class SessionDoor:
             if other.room is None and session.room is not None:
                 other.room = session.room
                 other.begun.set()
-
-    async def _keep_watch(self) -> None:
-        """Look again and again whether each token holds: once for all connections that came with it."""
-        while self._sessions:
-            await asyncio.sleep(LOOK_AGAIN)
-            by_credential: dict[tuple[str, str], list[ClientSession]] = defaultdict(list)
-            for session in [each for group in self._sessions.values() for each in group]:
-                headers = session.websocket.headers
-                credential = headers.get("authorization", ""), headers.get("cookie", "")
-                by_credential[credential].append(session)
-            for sessions in by_credential.values():
-                with contextlib.suppress(StoreError):
-                    await self._look_at(sessions)
-
-    async def _look_at(self, sessions: list[ClientSession]) -> None:
-        try:
-            await check_still(self._platform, sessions[0].websocket, "operator")
-        except (NotSignedIn, Forbidden) as error:
-            for session in sessions:
-                if not session.ended.done():
-                    session.ended.set_exception(error)
-
-
-class _Flooded(Exception):
-    """More came than was allowed."""
 
 
 def given_key(query: dict[str, str]) -> str:
@@ -407,6 +335,14 @@ def read_frame(message: Any) -> ClientMessage:
     if not isinstance(given, str | int):
         raise Malformed("id: must be a text or a number.")
     return ClientMessage(value["type"], str(given)[:200], fields)
+
+
+async def answer(session: ClientSession, asked: ClientMessage) -> list[dict[str, Any]]:
+    """What to answer to one message; raises GoferError. An unknown kind never closes the connection."""
+    handler = HANDLERS.get(asked.type)
+    if handler is None:
+        raise Unanswerable("unsupported_message_type", f"{asked.type[:60]!r} is not supported.")
+    return [{"request": asked.id, **frame} for frame in await handler(session, asked)]
 
 
 def reply_frames(reply: NumberedReply) -> list[dict[str, Any]]:
@@ -473,10 +409,3 @@ def _denial(error: GoferError) -> Response:
     statuses = {NotSignedIn: 401, Forbidden: 403, NotFound: 404, Malformed: 400, TooBusy: 503}
     status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 503)
     return problem(status, str(error), code=error.code)
-
-
-async def _close(websocket: WebSocket, code: int, reason: str) -> None:
-    if websocket.application_state is not WebSocketState.DISCONNECTED:
-        with contextlib.suppress(RuntimeError, TimeoutError):
-            async with asyncio.timeout(1):
-                await websocket.close(code, reason)
