@@ -71,7 +71,7 @@ from gofer.jobs.notifications import (
 )
 from gofer.jobs.outcome import Draft, Outcome
 from gofer.jobs.queue import AGENT, SERVICE, WORKER, Claim, TaskBounds, count_waiting
-from gofer.jobs.worker import Capacity, Run, Worker
+from gofer.jobs.worker import Capacity, Handler, Run, Worker
 from gofer.live import Live, SharedLive
 from gofer.logs import RecentLines
 from gofer.mac_upgrade import begin_signing
@@ -474,113 +474,16 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         noticed=progress.noticed,
     )
     keys = ModelKeys(settings=settings, database=database, vault=vault, http=platform.http)
-    answerer = Answerer(
-        settings=settings,
-        database=database,
-        vault=vault,
-        accounts=platform.accounts,
-        admitter=admitter,
-        redactor=platform.redactor,
-        shells=shells,
-        loans=loans,
-        keys=keys,
-        uses=platform.uses,
-        agents=AgentFiles.of(settings),
-        servers=platform.servers,
-        observer=Observers(platform.live, platform.signals, progress),
-        recall=platform.recall,
-        self_update=partial(_self_update_tools, platform),
-        delegator=TaskDelegator(database, vault, settings.task_queue) if settings.workers_v1 else None,
-        goal_tools=GoalTools(database, vault, settings, platform.signals).of_run,
-    )
-    outbox = Outbox(
-        database=database,
-        vault=vault,
-        accounts=platform.accounts,
-        redactor=platform.redactor,
-        # A service may still carry out a request after we stopped waiting for it, or died right after sending it.
-        late_write_within=2 * settings.request_timeout,
-        public_url=settings.public_url,
-    )
-    commands = CommandHandler(
-        settings=settings,
-        database=database,
-        vault=vault,
-        accounts=platform.accounts,
-        admitter=admitter,
-        signals=platform.signals,
-        keys=keys,
-        recall=platform.recall,
-    )
-    approvals = Approvals(database=database, vault=vault, accounts=platform.accounts)
-    scheduled = ScheduledSender(
-        database=database, vault=vault, redactor=platform.redactor, signals=platform.signals
-    )
-    posts = Poster(
-        database=database,
-        vault=vault,
-        accounts=platform.accounts,
-        redactor=platform.redactor,
-        agents=AgentFiles.of(settings),
-    )
-    driver = GoalDriver(
-        settings=settings,
-        database=database,
-        vault=vault,
-        accounts=platform.accounts,
-        redactor=platform.redactor,
-        signals=platform.signals,
-        agents=AgentFiles.of(settings),
-        show=progress.goal_changed,
-    )
-    workers = WorkerRuns(settings=settings, database=database, vault=vault, answerer=answerer)
-    proposals = Proposals(
-        database=database, vault=vault, accounts=platform.accounts, directory=settings.data_dir / "agents"
-    )
-    poller = Poller(database=database, accounts=platform.accounts, intake=platform.intake)
-    heartbeats = HeartbeatRuns(
-        settings=settings,
-        database=database,
-        vault=vault,
-        redactor=platform.redactor,
-        keys=keys,
-        agents=AgentFiles.of(settings),
-        recall=platform.recall,
-    )
-    nudges = Nudges(
-        database=database,
-        vault=vault,
-        accounts=platform.accounts,
-        agents=AgentFiles.of(settings),
-        signals=platform.signals,
-        settings=settings,
-    )
+    observer = Observers(platform.live, platform.signals, progress)
     return Worker(
         owner=platform.owner,
         database=database,
         vault=vault,
         signals=platform.signals,
         handlers={
-            ANSWER: answerer.handle,
-            RECEPTION: commands.handle,
-            APPROVAL: approvals.handle,
-            DELIVER: outbox.handle,
-            SAY: scheduled.handle,
-            PROPOSAL: proposals.handle,
-            GOAL: driver.handle,
-            TASK: workers.handle,
-            POST: posts.handle,
-            RELEASE_BUILD: partial(_build_release, platform),
-            RELEASE_QUESTION: partial(_handle_release, platform, "ask"),
-            RELEASE_NOTICE: partial(_handle_release, platform, "tell"),
-            POLL: poller.poll,
-            CATCH_UP: poller.catch_up,
-            SET_UP: poller.set_up,
-            HEARTBEAT: heartbeats.handle,
-            NUDGE: nudges.handle,
-            MEMORY: MemoryManager(
-                settings=settings, database=database, vault=vault, keys=keys, agents=AgentFiles.of(settings)
-            ).handle,
+            **_run_handlers(platform, admitter, keys, shells, loans, observer),
+            **_conversation_handlers(platform, admitter, keys, progress),
+            **_service_handlers(platform),
         },
         apology=_apology,
         capacity=Capacity(
@@ -593,6 +496,125 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
             keep_finished=settings.keep_finished,
         ),
     )
+
+
+def _run_handlers(
+    platform: Platform,
+    admitter: Admitter,
+    keys: ModelKeys,
+    shells: Shells,
+    loans: Loans,
+    observer: Observers,
+) -> dict[str, Handler]:
+    """The handlers of jobs in which a model thinks."""
+    settings, database, vault = platform.settings, platform.database, platform.vault
+    agents = AgentFiles.of(settings)
+    answerer = Answerer(
+        settings=settings,
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        admitter=admitter,
+        redactor=platform.redactor,
+        shells=shells,
+        loans=loans,
+        keys=keys,
+        uses=platform.uses,
+        agents=agents,
+        servers=platform.servers,
+        observer=observer,
+        recall=platform.recall,
+        self_update=partial(_self_update_tools, platform),
+        delegator=TaskDelegator(database, vault, settings.task_queue) if settings.workers_v1 else None,
+        goal_tools=GoalTools(database, vault, settings, platform.signals).of_run,
+    )
+    workers = WorkerRuns(settings=settings, database=database, vault=vault, answerer=answerer)
+    heartbeats = HeartbeatRuns(
+        settings=settings,
+        database=database,
+        vault=vault,
+        redactor=platform.redactor,
+        keys=keys,
+        agents=agents,
+        recall=platform.recall,
+    )
+    manager = MemoryManager(settings=settings, database=database, vault=vault, keys=keys, agents=agents)
+    return {
+        ANSWER: answerer.handle,
+        TASK: workers.handle,
+        HEARTBEAT: heartbeats.handle,
+        MEMORY: manager.handle,
+    }
+
+
+def _conversation_handlers(
+    platform: Platform, admitter: Admitter, keys: ModelKeys, progress: ProgressUpdater
+) -> dict[str, Handler]:
+    """The handlers of jobs in which the platform itself writes to a conversation."""
+    settings, database, vault = platform.settings, platform.database, platform.vault
+    accounts, signals, redactor = platform.accounts, platform.signals, platform.redactor
+    agents = AgentFiles.of(settings)
+    commands = CommandHandler(
+        settings=settings,
+        database=database,
+        vault=vault,
+        accounts=accounts,
+        admitter=admitter,
+        signals=signals,
+        keys=keys,
+        recall=platform.recall,
+    )
+    driver = GoalDriver(
+        settings=settings,
+        database=database,
+        vault=vault,
+        accounts=accounts,
+        redactor=redactor,
+        signals=signals,
+        agents=agents,
+        show=progress.goal_changed,
+    )
+    proposals = Proposals(
+        database=database, vault=vault, accounts=accounts, directory=settings.data_dir / "agents"
+    )
+    nudges = Nudges(
+        database=database, vault=vault, accounts=accounts, agents=agents, signals=signals, settings=settings
+    )
+    posts = Poster(database=database, vault=vault, accounts=accounts, redactor=redactor, agents=agents)
+    scheduled = ScheduledSender(database=database, vault=vault, redactor=redactor, signals=signals)
+    return {
+        RECEPTION: commands.handle,
+        APPROVAL: Approvals(database=database, vault=vault, accounts=accounts).handle,
+        SAY: scheduled.handle,
+        PROPOSAL: proposals.handle,
+        GOAL: driver.handle,
+        POST: posts.handle,
+        NUDGE: nudges.handle,
+        RELEASE_QUESTION: partial(_handle_release, platform, "ask"),
+        RELEASE_NOTICE: partial(_handle_release, platform, "tell"),
+    }
+
+
+def _service_handlers(platform: Platform) -> dict[str, Handler]:
+    """The handlers of jobs that talk to a service, and of the one that builds a release."""
+    settings, database = platform.settings, platform.database
+    outbox = Outbox(
+        database=database,
+        vault=platform.vault,
+        accounts=platform.accounts,
+        redactor=platform.redactor,
+        # A service may still carry out a request after we stopped waiting for it, or died right after sending it.
+        late_write_within=2 * settings.request_timeout,
+        public_url=settings.public_url,
+    )
+    poller = Poller(database=database, accounts=platform.accounts, intake=platform.intake)
+    return {
+        DELIVER: outbox.handle,
+        POLL: poller.poll,
+        CATCH_UP: poller.catch_up,
+        SET_UP: poller.set_up,
+        RELEASE_BUILD: partial(_build_release, platform),
+    }
 
 
 def _apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, ...]:
