@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -177,17 +178,17 @@ def serve(
 
 
 async def _serve(settings: Settings, *, agent: str, role: str, url: str, token: str) -> None:
-    from mcp.server.stdio import stdio_server
-
     from gofer.client.mcp_api import RemoteApi
+    from gofer.client.mcp_stdio import StdioTransport
     from gofer.client.mcp_tools import build_server
 
     elsewhere = _elsewhere(url, token) if url else _here(settings, agent, role)
     async with elsewhere as client:
         api = RemoteApi(client)
         server = build_server(lambda context: api)
-        async with stdio_server() as (receiving, sending):
-            await server.run(receiving, sending, server.create_initialization_options())
+        # What anything else prints is no message.
+        with contextlib.redirect_stdout(sys.stderr):
+            await StdioTransport(0, 1).serve(server)
 
 
 @contextlib.asynccontextmanager

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
+from gofer.client import mcp_stdio
 from support.command_line import Process, Terminal, environment, gofer
+from support.patience import patience
 
 
 def speak(
@@ -65,3 +71,110 @@ def test_a_server_elsewhere_is_reached_with_a_token(
             return (await client.call_tool("list_conversations", {})).structured_content
 
     assert asyncio.run(work())["conversations"] == []
+
+
+def frame(method: str, id_: Any = None, **params: Any) -> bytes:
+    """One line of a client."""
+    named = {} if id_ is None else {"id": id_}
+    return json.dumps({"jsonrpc": "2.0", "method": method, **named, "params": params}).encode() + b"\n"
+
+
+HELLO = frame(
+    "initialize",
+    "hello",
+    protocolVersion="2025-06-18",
+    capabilities={},
+    clientInfo={"name": "pipe", "version": "1"},
+) + frame("notifications/initialized")
+
+
+def piped(data_dir: Path, said: bytes) -> tuple[int, list[dict[str, Any]]]:
+    """What is answered to a file of lines, after which the input ends."""
+    command = [sys.executable, "-m", "gofer", "mcp", "serve"]
+    done = subprocess.run(
+        command, input=said, env=environment(data_dir), capture_output=True, timeout=patience(60)
+    )
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_what_was_read_is_answered_after_the_input_has_ended(
+    start: Callable[..., Process], data_dir: Path
+) -> None:
+    start().wait_until_ready()
+    wish = {"task": "$ sleep 1; echo after all", "wait": 60}
+    calls = [frame("tools/call", number, name="run_agent", arguments=wish) for number in (1, 2)]
+    code, answers = piped(data_dir, HELLO + b"".join(calls) + frame("tools/list", 3).rstrip(b"\n"))
+    results = {each["id"]: each["result"] for each in answers}
+    assert (code, set(results)) == (0, {"hello", 1, 2, 3})
+    assert [results[number]["structuredContent"]["state"] for number in (1, 2)] == ["done", "done"]
+
+
+NO_REQUESTS = {
+    b"{": (-32700, None),
+    b"\xff\xfe": (-32700, None),
+    b'{"jsonrpc": "2.0", "id": 8, "method": "ping", "method": "ping"}': (-32700, None),
+    b'{"jsonrpc": "2.0", "id": NaN, "method": "ping"}': (-32700, None),
+    b"[]": (-32600, None),
+    b'[{"jsonrpc": "2.0", "id": 1, "method": "ping"}]': (-32600, None),
+    b'"ping"': (-32600, None),
+    b'{"jsonrpc": "2.0", "id": 7}': (-32600, 7),
+    b'{"jsonrpc": "1.0", "id": "old", "method": "ping"}': (-32600, "old"),
+    b'{"jsonrpc": "2.0", "id": 9, "method": "ping", "params": [1]}': (-32600, 9),
+    b'{"jsonrpc": "2.0", "id": {}, "method": "ping"}': (-32600, None),
+    b'{"jsonrpc": "2.0", "id": null, "method": "ping"}': (-32600, None),
+    b'{"jsonrpc": "2.0", "id": true, "method": "ping"}': (-32600, None),
+    b'{"jsonrpc": "2.0", "id": 4, "method": "ping", "params": {"x": "' + b"x" * 1_100_000 + b'"}}': (
+        -32600,
+        None,
+    ),
+}
+
+
+def test_what_is_no_request_is_answered_with_an_error(start: Callable[..., Process], data_dir: Path) -> None:
+    start().wait_until_ready()
+    code, answers = piped(data_dir, b"\n".join([*NO_REQUESTS, b"", HELLO + frame("ping", "still here")]))
+    errors = [(each["error"]["code"], each["id"]) for each in answers if "error" in each]
+    assert (code, errors) == (0, list(NO_REQUESTS.values()))
+    assert [each["id"] for each in answers if "result" in each] == ["hello", "still here"]
+    assert all(each["error"]["message"] for each in answers if "error" in each)
+
+
+def talk(said: bytes, *, reads: bool = True) -> list[dict[str, Any]]:
+    """What a server with a tool that never answers says to lines after which the input ends."""
+
+    async def work() -> list[dict[str, Any]]:
+        from mcp.server import Server
+
+        async def hang(*_: Any) -> Any:
+            await asyncio.Event().wait()
+
+        theirs, given = os.pipe()
+        told, ours = os.pipe()
+        os.write(given, said)
+        os.close(given)
+        if not reads:
+            os.close(told)
+        async with asyncio.timeout(patience(20)):
+            await mcp_stdio.StdioTransport(theirs, ours).serve(Server("hanging", on_call_tool=hang))
+        os.close(ours)
+        if not reads:
+            return []
+        with os.fdopen(told, "rb") as output:
+            return [json.loads(line) for line in output]
+
+    return asyncio.run(work())
+
+
+def test_a_call_that_hangs_does_not_keep_the_process_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_stdio, "LAST_ANSWERS_TIMEOUT", 0.2)
+    hello, lost = talk(HELLO + frame("tools/call", 5, name="hang"))
+    assert (hello["id"], lost["id"], lost["error"]["message"]) == ("hello", 5, "Connection closed")
+
+
+def test_a_call_that_was_cancelled_is_not_waited_for() -> None:
+    cancelled = frame("tools/call", 5, name="hang") + frame("notifications/cancelled", requestId=5)
+    assert [each["id"] for each in talk(HELLO + cancelled)] == ["hello"]
+
+
+def test_it_ends_when_nobody_reads() -> None:
+    assert talk(HELLO + frame("tools/call", 5, name="hang"), reads=False) == []
