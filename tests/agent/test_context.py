@@ -342,6 +342,12 @@ def test_rules_are_found_by_what_they_say() -> None:
     )
 
 
+def test_commands_for_the_offline_model_are_no_rules() -> None:
+    said = ['$tool remember {"text": "Always knock. Never shout."}\n  $ echo you must\nAlways ask.']
+    assert standing_rules(said) == ("Always ask.",)
+    assert standing_rules(["$500 must never be exceeded."]) == ("$500 must never be exceeded.",)
+
+
 def test_text_from_outside_cannot_hide_or_imitate() -> None:
     assert clean("a\u202eb\u200bc\x00d\x1b[31me\U000e0041f") == "abcdef"
     assert clean("half \ud800 pair") == "half ? pair"

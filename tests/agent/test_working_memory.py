@@ -19,6 +19,7 @@ from gofer.agent.conversation import Covers
 from gofer.agent.outcome import Answered, Stopped
 from gofer.agent.state import fold
 from gofer.agent.transcript import plain
+from gofer.integration import Attachment
 from gofer.jobs import maintenance
 from gofer.jobs.outcome import Done
 from gofer.jobs.queue import Claim
@@ -422,6 +423,15 @@ async def test_a_message_can_be_named_by_its_number(world: World, direct: Make) 
     run, _, _ = await begin(world, direct, script, said="the first words")
     await run.run()
     assert "the first words" in script.recalled[0]
+
+
+async def test_a_message_without_words_says_so(world: World, direct: Make) -> None:
+    picture = Attachment("ref", "photo.jpg", "image/jpeg", 9)
+    await world.say("", attachments=(picture,))
+    script = Script(0, lambda request: {"id": "#1"} if not script.recalled else None)
+    run, _, _ = await begin(world, direct, script, said="What did I send?")
+    await run.run()
+    assert "(no text, 1 attached)" in script.recalled[0]
 
 
 async def test_two_agents_that_hear_a_rule_at_once_keep_it_once(world: World) -> None:

@@ -61,6 +61,32 @@ class Town:
             time.sleep(0.05)
         return json.dumps(self.model.received[before:], ensure_ascii=False)
 
+    def command(self, room: str, who: str, text: str) -> str:
+        """Say a command in a private room; returns what it is answered with."""
+        before = len(self.told(room))
+        self._say_in_private(room, who, text)
+        deadline = Deadline(20)
+        while len(self.told(room)) == before:
+            assert deadline.left > 0, f"{text} was not answered"
+            time.sleep(0.05)
+        return self.told(room)[-1]
+
+    def told(self, room: str) -> list[str]:
+        """Every reply in a room."""
+        if room not in self.rooms:
+            return []
+        conversation = self.rooms[room][0]
+
+        def read(connection: Connection) -> list[str]:
+            key = conversation_key(connection, self.house.platform.vault, conversation)
+            query = select(replies).where(replies.c.conversation_id == conversation).order_by(replies.c.id)
+            rows = connection.execute(query).all()
+            return [
+                str(unseal(key, row.sealed, "reply", row.job_id, row.kind, row.part)["text"]) for row in rows
+            ]
+
+        return self.house.read(read)
+
     def _busy(self) -> bool:
         jobs = self.apis["ann"].get("/jobs", params={"limit": 20}).json()["jobs"]
         return any(job["kind"] == "answer" and job["state"] in ("ready", "running") for job in jobs)
@@ -193,23 +219,9 @@ def test_a_search_does_not_find_the_question_and_a_run_counts_once(town: Town) -
 
 def test_commands_remember_list_and_forget(town: Town) -> None:
     town.ask("ann-notes", "ann", "Hello.")
-    conversation = town.rooms["ann-notes"][0]
-    api = town.apis["ann"]
-
-    def told(connection: Connection) -> list[str]:
-        key = conversation_key(connection, town.house.platform.vault, conversation)
-        rows = connection.execute(select(replies).where(replies.c.conversation_id == conversation)).all()
-        rows = sorted(rows, key=lambda row: row.id)
-        return [str(unseal(key, row.sealed, "reply", row.job_id, row.kind, row.part)["text"]) for row in rows]
 
     def command(text: str) -> str:
-        before = len(town.house.read(told))
-        assert api.post(f"/conversations/{conversation}/messages", json={"text": text}).status_code == 202
-        deadline = Deadline(20)
-        while len(town.house.read(told)) == before:
-            assert deadline.left > 0
-            time.sleep(0.05)
-        return town.house.read(told)[-1]
+        return town.command("ann-notes", "ann", text)
 
     kept = command("/remember the spare key lies under the geranium")
     assert "in your private conversations" in kept
@@ -219,20 +231,50 @@ def test_commands_remember_list_and_forget(town: Town) -> None:
     assert "everybody I talk to" in command("/remember everybody: we close at six")
     assert "Forgotten" in command(f"/forget {memory_id}")
     assert memory_id not in command("/memory geranium")
+    versions = town.apis["ann"].get(f"/memories/{memory_id}").json()["versions"]
+    assert [each["author"] for each in versions] == ["owner", "owner"], "whose word it was"
     assert "no memory with this id" in command("/forget mem_abcdefghjkmnpqrs")
     assert "Say what" in command("/remember")
 
 
 def test_a_note_for_everybody_may_be_the_first_word_of_a_conversation(town: Town) -> None:
+    town.command("ann-first", "ann", "/remember everybody: the ferry leaves at noon")
+    found = town.apis["ann"].get("/memories", params={"scope": "agent:gofer", "query": "ferry"})
+    assert len(found.json()["memories"]) == 1
+
+
+def test_where_there_are_two_agents_commands_mean_those_that_hear_the_conversation(town: Town) -> None:
     api = town.apis["ann"]
-    assert (
-        api.post("/messages", json={"text": "/remember everybody: the ferry leaves at noon"}).status_code
-        == 202
-    )
-    deadline = Deadline(20)
-    while not api.get("/memories", params={"scope": "agent:gofer", "query": "ferry"}).json()["memories"]:
-        assert deadline.left > 0, "nothing was remembered"
-        time.sleep(0.05)
+    assert api.put("/agents/scribe", json={"toml": "", "instructions": "Write."}).status_code == 200
+    try:
+        told = town.command("ann-two-agents", "ann", "/remember everybody: the bakery opens at five")
+        assert "everybody I talk to" in told, "gofer alone hears it"
+        assert "bakery" in town.command("ann-two-agents-later", "ann", "/memory"), "where nobody has answered"
+        assert "scribe hears" in town.command("ann-two-agents", "ann", "/agent scribe")
+        told = town.command("ann-two-agents", "ann", "/remember everybody: the quay is closed")
+        assert "Remembered" in told
+        noted = api.get("/memories", params={"scope": "agent:scribe"}).json()["memories"]
+        assert [each["text"] for each in noted] == ["the quay is closed"]
+        assert "quay" not in town.command("ann-two-agents-later", "ann", "/memory"), "scribe is not here"
+    finally:
+        assert api.delete("/agents/scribe").status_code == 200
+
+
+def test_a_rule_of_before_a_fresh_start_is_not_said_to_be_in_force(town: Town) -> None:
+    town.ask("ann-rules", "ann", "Always answer in rhymes.")
+    place = f"/conversations/{town.rooms['ann-rules'][0]}"
+
+    def ended() -> list[bool]:
+        return [rule["ended"] for rule in town.apis["ann"].get(f"{place}/rules").json()["rules"]]
+
+    assert ended() == [False]
+    town.command("ann-rules", "ann", "/new")
+    assert ended() == [True]
+    browser = town.house.browser()
+    browser.follow(town.house.link(town.people["ann"]))
+    assert "ended by /new" in browser.get(place).text
+    town.ask("ann-rules", "ann", "As I said: Always answer in rhymes.")
+    assert False in ended(), "said again, it counts again"
 
 
 def test_people_are_principals(town: Town) -> None:

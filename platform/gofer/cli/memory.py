@@ -40,7 +40,7 @@ def rules(
     rows = [
         (
             each["id"],
-            "revoked" if each["revoked"] else "in force",
+            "revoked" if each["revoked"] else "ended by /new" if each["ended"] else "in force",
             each["author"],
             each["message_seq"],
             each["text"],
@@ -70,7 +70,14 @@ def _rows(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 def _words(memory: dict[str, Any]) -> str:
-    return str(memory["gist"]) if memory["state"] == "live" else f"({memory['state']})"
+    return (
+        str(memory["gist"]) if memory["state"] == "live" else f"({_state(memory)}) {memory['gist']}".strip()
+    )
+
+
+def _state(memory: dict[str, Any]) -> str:
+    by = f" by {memory['superseded_by']}" if memory["superseded_by"] else ""
+    return f"{memory['state']}{by}"
 
 
 @app.command()
@@ -109,17 +116,24 @@ def show_one(memory: Id, as_json: AsJson = False) -> None:
     found = call("GET", f"/memories/{memory or '-'}")
 
     def shown() -> None:
-        print(f"{found['id']}, {found['kind']} for {found['scope']}, {found['state']}")
+        print(f"{found['id']}, {found['kind']} for {found['scope']}, {_state(found)}")
         if found["conversation_id"]:
             gone = " (purged)" if found["source_gone"] else ""
             print(f"from {found['conversation_id']}, message {found['message_seq'] or '–'}{gone}")
         for each in found["versions"]:
-            print(
-                f"\nversion {each['version']}, {ago(each['at'])}, {each['author'] or each['trust']}: {each['state']}"
-            )
+            print(f"\n{_version(each)}")
             print(each["text"])
+        if found["state"] == "superseded":
+            print(f"\nBring it back: gofer memory restore {found['id']}")
 
     show(found, as_json, shown)
+
+
+def _version(version: dict[str, Any]) -> str:
+    forgotten = version["state"] == "forgotten"
+    who = version["author"] or ("" if forgotten else version["trust"])
+    state = "replaced" if version["until"] and version["state"] == "live" else _state(version)
+    return f"version {version['version']}, {ago(version['at'])}{', ' * bool(who)}{who}: {state}"
 
 
 @app.command()

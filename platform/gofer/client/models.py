@@ -280,6 +280,8 @@ class Rule(Shape):
     message_seq: int | None
     """The message that said it."""
     revoked: bool
+    ended: bool
+    """It was said before `/new`, so no run reads it any more."""
     version: int
     since: float
 
@@ -300,7 +302,9 @@ class Memory(Shape):
     scope: str
     """Who may hear of it: conversation:ID, person:ID or agent:ID."""
     state: str
-    """live, forgotten, or unreadable where its key is lost."""
+    """live, forgotten, superseded where something newer took its place, or unreadable where its key is lost."""
+    superseded_by: str | None
+    """The memory that took its place."""
     gist: str
     text: str
     author: str

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
 from sqlalchemy import Connection, select
 
 from gofer.errors import GoferError, NotFound
+from gofer.intake.routing import hearing_agents
 from gofer.jobs.queue import Claim
 from gofer.memory.audience import audience, new_scope
 from gofer.memory.notes import forget_memory, keep_note
 from gofer.memory.recall import Recall
 from gofer.memory.records import Memory, Source, opened
 from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, open_scope, split_scope
+from gofer.store import tables
 from gofer.store.database import Database
 from gofer.store.messages import StoredMessage
-from gofer.store.tables import Trust, agents, memories, participants
+from gofer.store.tables import Trust, memories
 from gofer.vault.envelope import Vault
 
 MEMORY_COMMANDS = ("remember", "forget", "memory")
@@ -26,8 +28,8 @@ MAX_LISTED = 10
 NOTHING = "I remember nothing here beyond what was said. `/remember` and a sentence makes a note."
 NOTHING_FITS = "Nothing that may be recalled here fits these words."
 WHAT = "Say what: /remember and a sentence."
-NOBODY_YET = (
-    "No agent has answered here yet, so I do not know whose memory you mean. Say something to one first."
+NOBODY_HEARS = (
+    "No agent answers messages here, so none can remember it. An owner can choose one with /agent NAME."
 )
 WHICH = "Say which: /forget and an id, as /memory shows it."
 HEARD_BY = {
@@ -44,13 +46,13 @@ async def answer_memory(
     """What to say to a command about memory; also why it cannot be done."""
     words = read.message.arguments.strip()
     try:
-        agent_id = await database.read(partial(_agent, claim=claim))
+        agents = await database.read(partial(_agents, claim=claim, read=read))
         if read.message.command == "remember":
             return await database.write(
-                partial(_remember, vault=vault, claim=claim, read=read, agent_id=agent_id, words=words)
+                partial(_remember, vault=vault, claim=claim, read=read, agents=agents, words=words)
             )
         scopes = await database.read(
-            partial(audience, conversation_id=str(claim.conversation_id), agent_id=agent_id)
+            partial(audience, conversation_id=str(claim.conversation_id), agents=agents)
         )
         if read.message.command == "forget":
             return await database.write(partial(_forget, vault=vault, words=words, scopes=scopes, read=read))
@@ -62,30 +64,34 @@ async def answer_memory(
         return str(error)
 
 
-def _agent(connection: Connection, claim: Claim) -> str | None:
-    """The agent of a conversation; a command is no agent's work, and where several listen the first counts. Where none
-    has listened yet, it is the only one there is."""
-    if claim.agent_id:
-        return claim.agent_id
-    query = select(participants.c.agent_id).where(participants.c.conversation_id == claim.conversation_id)
-    if (found := connection.execute(query.order_by(participants.c.id).limit(1)).scalar()) is not None:
-        return str(found)
-    only = connection.execute(select(agents.c.id).limit(2)).scalars().all()
-    return str(only[0]) if len(only) == 1 else None
+def _agents(connection: Connection, claim: Claim, read: StoredMessage) -> list[str]:
+    """The agents of a conversation, whoever would answer there first: a command is no agent's work."""
+    return hearing_agents(
+        connection,
+        read.message,
+        workspace_id=claim.workspace_id,
+        connection_id=str(read.connection_id),
+        conversation_id=str(claim.conversation_id),
+    )
 
 
 def _remember(
-    connection: Connection, vault: Vault, claim: Claim, read: StoredMessage, agent_id: str | None, words: str
+    connection: Connection,
+    vault: Vault,
+    claim: Claim,
+    read: StoredMessage,
+    agents: Sequence[str],
+    words: str,
 ) -> str:
     if not words:
         return WHAT
     wide = words.casefold().startswith(EVERYBODY)
-    if wide and agent_id is None and read.trust is Trust.OWNER:
-        return NOBODY_YET
+    if wide and not agents and read.trust is Trust.OWNER:
+        return NOBODY_HEARS
     scope_id = new_scope(
         connection,
         str(claim.conversation_id),
-        agent_id,
+        agents[0] if agents else None,
         wanted=AGENT if wide else "",
         by_owner=read.trust is Trust.OWNER,
     )
@@ -100,8 +106,15 @@ def _remember(
         memory_id=_id_of(vault, claim, read),
         reason="command",
     )
-    return (
-        f"Remembered {HEARD_BY[split_scope(scope_id)[0]]}, as {kept.id}. `/forget {kept.id}` takes it back."
+    whom = HEARD_BY[split_scope(scope_id)[0]]
+    if wide and len(agents) > 1:
+        whom = f"for everybody {_name(connection, agents[0])} talks to"
+    return f"Remembered {whom}, as {kept.id}. `/forget {kept.id}` takes it back."
+
+
+def _name(connection: Connection, agent_id: str) -> str:
+    return str(
+        connection.execute(select(tables.agents.c.name).where(tables.agents.c.id == agent_id)).scalar()
     )
 
 
@@ -120,7 +133,8 @@ def _forget(
     row = connection.execute(select(memories.c.scope_id).where(memories.c.id == memory_id).limit(1)).first()
     if row is not None and split_scope(row.scope_id)[0] == AGENT and read.trust is not Trust.OWNER:
         return "Only an owner can have that forgotten: everybody I talk to may know it."
-    forget_memory(connection, vault, memory_id, scopes=scopes, reason="command")
+    who = read.message.author.name or read.message.author.id
+    forget_memory(connection, vault, memory_id, scopes=scopes, by=who, reason="command")
     return f"Forgotten. `gofer memory restore {memory_id}`, or the Memory page, brings it back."
 
 

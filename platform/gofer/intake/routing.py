@@ -121,16 +121,33 @@ def answering_agents(
 ) -> list[tuple[str, str]]:
     """The agents that would answer a message if it were meant for an agent: their ids, and their ids as participants,
     which they become. One where an owner chose one or a single route fits. The caller holds the conversation's lock."""
+    found = _answering_routes(connection, message, workspace_id, connection_id, conversation_id)
+    return [
+        (route.agent_id, route.participant_id or _take_part(connection, conversation_id, route, seq))
+        for route in found
+    ]
+
+
+def hearing_agents(
+    connection: Connection, message: Incoming, *, workspace_id: str, connection_id: str, conversation_id: str
+) -> list[str]:
+    """The agents of a conversation: those that would answer this message, and then those that take part."""
+    found = _answering_routes(connection, message, workspace_id, connection_id, conversation_id)
+    joined = select(participants.c.agent_id).where(participants.c.conversation_id == conversation_id)
+    taking_part = connection.execute(joined.order_by(participants.c.id)).scalars()
+    return list(dict.fromkeys([*(str(route.agent_id) for route in found), *map(str, taking_part)]))
+
+
+def _answering_routes(
+    connection: Connection, message: Incoming, workspace_id: str, connection_id: str, conversation_id: str
+) -> list[Any]:
     found: list[Any] = []
     for trigger in (message.trigger, "any"):
         asked = dataclasses.replace(message, addressed=True, trigger=trigger)
         found = found or list(
             _matching_routes(connection, workspace_id, connection_id, asked, conversation_id)
         )
-    return [
-        (route.agent_id, route.participant_id or _take_part(connection, conversation_id, route, seq))
-        for route in found
-    ]
+    return found
 
 
 def _meant(connection: Connection, called: dict[str, str]) -> list[Any]:

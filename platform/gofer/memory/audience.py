@@ -7,6 +7,7 @@ everybody it talks to needs an owner's word.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from sqlalchemy import Connection, select
@@ -25,16 +26,15 @@ OWNERS_WORD = "Only an owner may have something remembered for everybody the age
 
 
 def audience(
-    connection: Connection, conversation_id: str, agent_id: str | None, *, narrowed: bool = False
+    connection: Connection, conversation_id: str, agents: Iterable[str], *, narrowed: bool = False
 ) -> tuple[str, ...]:
-    """The scopes that may be recalled in a conversation: everybody there may know all of them. A run that has read
-    strangers' text recalls its own conversation alone, because what it says next may go where strangers lead it."""
+    """The scopes that may be recalled in a conversation with these agents: everybody there may know them all. A run
+    that has read strangers' text recalls its own conversation alone, because what it says next may go where strangers
+    lead it."""
     here = conversation_scope(conversation_id)
     if narrowed:
         return (here,)
-    scopes = [here]
-    if agent_id:
-        scopes.append(agent_scope(agent_id))
+    scopes = [here, *map(agent_scope, agents)]
     person = private_person(connection, conversation_id)
     if person is not None:
         rooms = private_rooms(connection, person, besides=conversation_id)

@@ -32,6 +32,8 @@ from gofer.vault.envelope import Vault
 
 MEMORY = "memory"
 """The kind of job that tidies the notes of a scope, or sums up what a participant has read."""
+BY = "memory manager"
+"""Who has forgotten what is forgotten here."""
 MAX_NOTES = 1000
 """Notes of a scope that are looked at in one job, the newest."""
 MAX_CHANGES = 50
@@ -265,7 +267,7 @@ def _merge(connection: Connection, vault: Vault, found: NotePair) -> None:
     scopes = (found.gone.scope_id,)
     try:
         if found.forgets:
-            forget_memory(connection, vault, found.gone.id, scopes=scopes, reason=found.what)
+            forget_memory(connection, vault, found.gone.id, scopes=scopes, by=BY, reason=found.what)
         else:
             records.supersede(connection, vault, found.kept, found.gone)
     except (Conflict, NotFound):

@@ -37,7 +37,6 @@ def keep_note(
     untrusted: bool = False,
     kind: Kind = "note",
     memory_id: str | None = None,
-    supersedes: Collection[str] = (),
     reason: str = "asked",
     at: float | None = None,
 ) -> Memory:
@@ -52,9 +51,7 @@ def keep_note(
         raise Malformed(
             f"A note has at most {MAX_NOTE} characters; this has {len(words)}. Remember less of it."
         )
-    new = NewMemory(
-        kind, scope_id, words, trust, source, author=author, untrusted=untrusted, supersedes=list(supersedes)
-    )
+    new = NewMemory(kind, scope_id, words, trust, source, author=author, untrusted=untrusted)
     made = records.remember(connection, vault, new, memory_id=memory_id, at=at)
     tell(connection, "remember", made.id, reason, source.conversation_id, after=len(words))
     return made
@@ -88,10 +85,16 @@ def _known(connection: Connection, vault: Vault, memory_id: str, scope_id: str) 
 
 
 def forget_memory(
-    connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str], reason: str = "asked"
+    connection: Connection,
+    vault: Vault,
+    memory_id: str,
+    *,
+    scopes: Collection[str],
+    by: str,
+    reason: str = "asked",
 ) -> int:
-    """Forget something; returns the number of the version that says so."""
-    version = records.forget(connection, vault, memory_id, scopes=scopes)
+    """Forget something, as somebody wants; returns the number of the version that says so."""
+    version = records.forget(connection, vault, memory_id, scopes=scopes, by=by)
     tell(connection, "forget", memory_id, reason)
     return version
 

@@ -338,6 +338,9 @@ def _documents(batch: _Batch) -> tuple[list[Document], int]:
         ours = row.author.startswith("agent:")
         if stored.trust is Trust.UNKNOWN and not ours:
             break  # its text and its author's trust may still change
+        if not stored.message.text.strip():  # a picture, say: there is no word to find it by
+            upto = row.seq
+            continue
         follows = before is not None and row.created_at - before.created_at <= SITTING
         name = "" if ours else stored.message.author.name
         terms = text_terms(

@@ -16,6 +16,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from gofer.errors import Conflict, Malformed, NotFound
+from gofer.integration import Incoming
 from gofer.memory.scopes import ScopeKeys, conversation_scope, open_scope
 from gofer.sanitize import gist
 from gofer.store.db_time import now
@@ -28,6 +29,8 @@ from gofer.vault.envelope import Vault
 
 Kind = Literal["turn", "result", "plan", "summary", "note", "rule"]
 LIVE, FORGOTTEN = "live", "forgotten"
+SUPERSEDED = "superseded"
+"""What people are told of a live version whose place another memory took. It is not stored."""
 MAX_TEXT = 200_000
 """Characters of one memory."""
 _PREFIX, _CONVERSATION = "mem_", "conv_"
@@ -89,8 +92,6 @@ class NewMemory:
     untrusted: bool = False
     """Strangers' words are in it: a run that recalls it is narrowed, as by the words themselves."""
     covers: Sequence[Covered] = ()
-    supersedes: Sequence[str] = ()
-    """Other memories whose place it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +164,8 @@ def remember(
         new.untrusted,
         new.source,
         tuple(new.covers),
-        tuple(new.supersedes),
     )
-    _insert(connection, keys, made, at)
-    for other in new.supersedes:
-        _end(connection, other)
-    return made
+    return _insert(connection, keys, made, at)
 
 
 def resolve(
@@ -215,6 +212,8 @@ def change(
     before = resolve(connection, vault, memory_id, scopes=scopes)
     if before.kind in ("turn", "result"):
         raise Conflict("What was said and what a tool gave cannot be changed. Forget it, or add a note.")
+    if before.valid_to is not None:
+        raise Conflict("Something newer took its place. Restore it first, then change it.")
     if not text.strip() or len(text) > MAX_TEXT:
         raise Malformed(f"A memory has 1 to {MAX_TEXT} characters.")
     if expected is not None and before.version != expected:
@@ -230,13 +229,14 @@ def change(
         valid_to=None,
     )
     _end(connection, memory_id, before.version)
-    _insert(connection, open_scope(connection, vault, before.scope_id), made)
-    return made
+    return _insert(connection, open_scope(connection, vault, before.scope_id), made)
 
 
-def forget(connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str]) -> int:
-    """Append a version that says nothing; the one before stays and can be restored. Returns the new version's number.
-    Forgetting what is forgotten changes nothing."""
+def forget(
+    connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str], by: str = ""
+) -> int:
+    """Append a version that says nothing but who had it forgotten; the one before stays and can be restored. Returns
+    the new version's number. Forgetting what is forgotten changes nothing."""
     _lock_turn(connection, memory_id)
     try:
         before = resolve(connection, vault, memory_id, scopes=scopes)
@@ -244,8 +244,9 @@ def forget(connection: Connection, vault: Vault, memory_id: str, *, scopes: Coll
         row = _row(connection, memory_id, None)
         assert row is not None
         return int(row.version)
-    _end(connection, memory_id, before.version)
-    _append(connection, before, FORGOTTEN)
+    if before.valid_to is None:
+        _end(connection, memory_id, before.version)
+    _append(connection, open_scope(connection, vault, before.scope_id), before, FORGOTTEN, by)
     return before.version + 1
 
 
@@ -264,22 +265,20 @@ def restore(connection: Connection, vault: Vault, memory_id: str, *, scopes: Col
     if turn is not None:
         before = replace(_turn(connection, vault, memory_id, turn, scopes), version=row.version)
         _end(connection, memory_id, row.version)
-        _append(connection, before, LIVE)
+        _append(connection, open_scope(connection, vault, row.scope_id), before, LIVE)
         return replace(before, version=row.version + 1)
     before = next(each for each in _live_versions(connection, vault, memory_id))
     made = replace(before, version=row.version + 1, valid_to=None)
     if not superseded:
         _end(connection, memory_id, row.version)
-    _insert(connection, open_scope(connection, vault, row.scope_id), made)
-    return made
+    return _insert(connection, open_scope(connection, vault, row.scope_id), made)
 
 
 def say_again(connection: Connection, vault: Vault, before: Memory, source: Source) -> Memory:
     """A new version of the same words, because somebody has said them again; also of what was forgotten."""
     made = replace(before, version=before.version + 1, source=source, state=LIVE, valid_to=None)
     _end(connection, before.id, before.version)
-    _insert(connection, open_scope(connection, vault, before.scope_id), made)
-    return made
+    return _insert(connection, open_scope(connection, vault, before.scope_id), made)
 
 
 def supersede(connection: Connection, vault: Vault, newer: Memory, older: Memory) -> Memory:
@@ -288,8 +287,18 @@ def supersede(connection: Connection, vault: Vault, newer: Memory, older: Memory
     made = replace(newer, version=newer.version + 1, supersedes=(*newer.supersedes, older.id), valid_to=None)
     _end(connection, older.id, older.version)
     _end(connection, newer.id, newer.version)
-    _insert(connection, open_scope(connection, vault, newer.scope_id), made, newer.valid_from)
-    return made
+    return _insert(connection, open_scope(connection, vault, newer.scope_id), made, newer.valid_from)
+
+
+def superseders(connection: Connection, vault: Vault, scope_id: str) -> dict[str, str]:
+    """Which memories of a scope another one took the place of, and which one that is: the last that did."""
+    # Whatever takes another's place gets a version for it, so a first version never has.
+    query = select(memories).where(
+        memories.c.scope_id == scope_id, memories.c.version > 1, memories.c.sealed.is_not(None)
+    )
+    keys = open_scope(connection, vault, scope_id)
+    rows = connection.execute(query.order_by(memories.c.valid_from, memories.c.version)).all()
+    return {older: row.id for row in rows for older in opened(keys, row).supersedes}
 
 
 def set_gist(connection: Connection, vault: Vault, memory: Memory, gist: str) -> bool:
@@ -330,7 +339,7 @@ def versions(
     if all(row.sealed is None for row in rows) and parse_turn(memory_id) is None:
         raise PurgedMemory
     keys = open_scope(connection, vault, rows[0].scope_id)
-    return [opened(keys, row) if row.sealed is not None else _blank(row) for row in rows]
+    return [opened(keys, row) if row.sealed is not None else blank(keys, row) for row in rows]
 
 
 def in_force(
@@ -393,11 +402,14 @@ def opened(keys: ScopeKeys, row: Any) -> Memory:
     )
 
 
-def opened_gist(keys: ScopeKeys, row: Any) -> str:
-    """What a version is about, without opening its text; empty when it has none."""
-    if row.gist is None:
-        return ""
-    return str(unseal(keys.seal, row.gist, *_place(row.scope_id, row.id, row.version), "gist"))
+def blank(keys: ScopeKeys, row: Any) -> Memory:
+    """A version without words: purged, or one that forgets. Its author is who had it forgotten, where that is known."""
+    by = unseal(keys.seal, row.gist, *_place(row.scope_id, row.id, row.version), "gist") if row.gist else ""
+    return Memory(
+        row.id, row.version, row.kind, row.scope_id, "", "", row.trust, str(by), state=row.state,
+        source=Source(row.conversation_id, row.message_seq, row.job_id, row.call_id),
+        valid_from=row.valid_from, valid_to=row.valid_to,
+    )  # fmt: skip
 
 
 def _turn(
@@ -429,7 +441,7 @@ def _turn(
         "turn",
         scope_id,
         said.text,
-        gist(said.text),
+        gist(said.text) or _without_words(said),
         stored.trust.value,
         said.author.name or said.author.id,
         stored.trust.value in ("stranger", "unknown") or bool(said.quoted and not said.quote_is_ours),
@@ -439,7 +451,13 @@ def _turn(
     )
 
 
-def _insert(connection: Connection, keys: ScopeKeys, made: Memory, at: float | None = None) -> None:
+def _without_words(said: Incoming) -> str:
+    count = len(said.attachments)
+    return f"(no text{f', {count} attached' if count else ''})"
+
+
+def _insert(connection: Connection, keys: ScopeKeys, made: Memory, at: float | None = None) -> Memory:
+    """Write a version, since now or since the time given; returns it with that time."""
     place = _place(made.scope_id, made.id, made.version)
     kept = {
         "text": made.text,
@@ -461,15 +479,19 @@ def _insert(connection: Connection, keys: ScopeKeys, made: Memory, at: float | N
     insert = pg_insert if connection.dialect.name == "postgresql" else sqlite_insert
     row = _columns(made, made.version, LIVE) | columns
     connection.execute(insert(memories).values(row).on_conflict_do_nothing())
+    if at is None:
+        here = (memories.c.id == made.id) & (memories.c.version == made.version)
+        at = connection.execute(select(memories.c.valid_from).where(here)).scalar_one()
+    return replace(made, valid_from=at)
 
 
-def _append(connection: Connection, before: Memory, state: str) -> None:
-    """A version without words of its own."""
-    connection.execute(
-        memories.insert().values(
-            **_columns(before, before.version + 1, state), sealed=None, gist=None, size=0
-        )
-    )
+def _append(connection: Connection, keys: ScopeKeys, before: Memory, state: str, by: str = "") -> None:
+    """A version without words of its own; in the place of what it is about stands who wanted it."""
+    version = before.version + 1
+    who = seal(keys.seal, by, *_place(before.scope_id, before.id, version), "gist") if by else None
+    row = _columns(before, version, state) | {"sealed": None, "gist": who, "size": 0}
+    insert = pg_insert if connection.dialect.name == "postgresql" else sqlite_insert
+    connection.execute(insert(memories).values(row).on_conflict_do_nothing())
 
 
 def _columns(made: Memory, version: int, state: str) -> dict[str, Any]:
@@ -489,13 +511,11 @@ def _columns(made: Memory, version: int, state: str) -> dict[str, Any]:
     }
 
 
-def _end(connection: Connection, memory_id: str, version: int | None = None) -> None:
+def _end(connection: Connection, memory_id: str, version: int) -> None:
     """End the version in force; raises Conflict when another one is in force than `version`."""
-    here = (memories.c.id == memory_id) & memories.c.valid_to.is_(None)
-    if version is not None:
-        here &= memories.c.version == version
+    here = (memories.c.id == memory_id) & (memories.c.version == version) & memories.c.valid_to.is_(None)
     ended = connection.execute(update(memories).where(here).values(valid_to=now())).rowcount
-    if not ended and version is not None and parse_turn(memory_id) is None:
+    if not ended and parse_turn(memory_id) is None:
         raise Conflict("It has changed meanwhile. Look at it again, then change it.")
 
 
@@ -520,14 +540,6 @@ def _live_versions(connection: Connection, vault: Vault, memory_id: str) -> Iter
         if row.sealed is None:
             raise PurgedMemory
         yield opened(open_scope(connection, vault, row.scope_id), row)
-
-
-def _blank(row: Any) -> Memory:
-    return Memory(
-        row.id, row.version, row.kind, row.scope_id, "", "", row.trust, state=row.state,
-        source=Source(row.conversation_id, row.message_seq, row.job_id, row.call_id),
-        valid_from=row.valid_from, valid_to=row.valid_to,
-    )  # fmt: skip
 
 
 def _with_source(connection: Connection, memory: Memory) -> Memory:

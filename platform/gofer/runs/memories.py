@@ -106,7 +106,7 @@ class StoreMemories:
             partial(
                 audience,
                 conversation_id=self._conversation,
-                agent_id=self._claim.agent_id,
+                agents=[self._claim.agent_id] if self._claim.agent_id else (),
                 narrowed=narrowed,
             )
         )
@@ -253,7 +253,7 @@ def recollection(memory: Memory) -> Recollection:
         trust,
         memory.untrusted,
         datetime.fromtimestamp(memory.valid_from, UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        memory.gist if memory.kind == "result" else "",
+        memory.gist if memory.kind == "result" or not text.strip() else "",
     )
 
 

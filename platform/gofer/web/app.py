@@ -213,7 +213,9 @@ class Metrics:
             "gofer_memory_runs_used", "Of those, runs that read or named one.", registry=self.registry
         )
         self._degraded = Gauge(
-            "gofer_memory_degraded", "Scopes that cannot be searched as they should.", registry=self.registry
+            "gofer_memory_degraded",
+            "Scopes that cannot be searched as they should, and one more while embeddings fail.",
+            registry=self.registry,
         )
 
         self._levels = {
@@ -254,7 +256,8 @@ class Metrics:
         self._search_seconds.set(recall.counters.seconds)
         self._shown.set(recall.counters.shown)
         self._used.set(recall.counters.used)
-        self._degraded.set(len(recall.degraded))
+        by_words_alone = recall.embeddings is not None and bool(recall.embeddings.problem)
+        self._degraded.set(len(recall.degraded) + by_words_alone)
 
     async def render(self) -> bytes:
         """The page."""

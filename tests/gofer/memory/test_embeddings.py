@@ -163,6 +163,7 @@ def test_doctor_and_the_memory_page_say_that_words_are_searched_alone(tmp_path: 
         assert api.post("/memories", json={"scope": "agent:gofer", "text": "Tides turn at noon"}).is_success
         assert "Tides turn at noon" in browser.get("/memory?query=tide").text
         assert "searched by words alone" in browser.get("/memory").text
+        assert "gofer_memory_degraded 1.0" in browser.get("/metrics").text
         assert "searched by words alone" in api.get("/doctor").text
     finally:
         house.close()

@@ -83,7 +83,7 @@ class Scene:
     async def results(self, room: str, query: str, *, narrowed: bool = False) -> Results:
         scopes = await self.world.database.read(
             partial(
-                audience, conversation_id=self.rooms[room], agent_id=await self.agent(), narrowed=narrowed
+                audience, conversation_id=self.rooms[room], agents=[await self.agent()], narrowed=narrowed
             )
         )
         return await self.recall.search(scopes, query)
@@ -438,3 +438,10 @@ async def test_of_the_same_note_many_times_one_job_is_made(scene: Scene) -> None
         await scene.note(person_scope(scene.people["ann"]), "Tea at five")
         await scene.found("ann-phone", "tea")
     assert await scene.world.count(jobs, jobs.c.kind == MEMORY) == 1
+
+
+async def test_messages_without_words_hide_none_that_have_some(scene: Scene) -> None:
+    await scene.said("ann-phone", "ann", "The harbour is blue")
+    for _ in range(40):
+        await scene.said("ann-phone", "ann", "")
+    assert await scene.found("ann-phone", "harbour ann") == ["The harbour is blue"]

@@ -154,11 +154,21 @@ async def test_a_message_can_be_forgotten_and_restored(world: World) -> None:
 
 
 async def test_merging_ends_what_it_takes_the_place_of(world: World) -> None:
-    old = await keep(world, "Ada likes tea.")
-    new = await keep(world, "Ada likes green tea.", supersedes=[old])
+    old, new = await keep(world, "Ada likes tea."), await keep(world, "Ada likes green tea.")
+    newer, older = await told(world, new), await told(world, old)
+    await world.run(records.supersede, vault=world.vault, newer=newer, older=older)
     listed = await world.run(records.in_force, vault=world.vault, scope_id=ADA, kind="note")
     assert [each.id for each in listed] == [new]
     assert (await told(world, old)).text == "Ada likes tea."
+    assert await world.run(records.superseders, vault=world.vault, scope_id=ADA) == {old: new}
+    with pytest.raises(Conflict, match="Restore it first"):
+        await verb(world, records.change, old, ADA, text="Ada likes coffee.", trust="owner")
+    await verb(world, records.forget, old, ADA, by="Ann")
+    with pytest.raises(ForgottenMemory):
+        await told(world, old)
+    last = (await verb(world, records.versions, old, ADA))[-1]
+    assert (last.state, last.author, last.text) == ("forgotten", "Ann", "")
+    assert (await verb(world, records.restore, old, ADA)).text == "Ada likes tea."
 
 
 async def test_purging_a_conversation_takes_its_memories_and_leaves_wider_notes(world: World) -> None:

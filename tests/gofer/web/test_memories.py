@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -44,11 +45,13 @@ def texts(api: Any, **query: Any) -> list[str]:
 
 def test_a_note_through_its_whole_life(people: dict[str, Any]) -> None:
     api, scope = people["apis"]["owner"], people["persons"]["owner"]
+    began = time.time() - 60
     memory = note(api, scope, "The ferry leaves at nine")
+    assert api.post("/memories", json={"scope": scope, "text": "x"}).json()["at"] > began
     assert "The ferry leaves at nine" in texts(api)
     assert texts(api, query="ferries", scope=scope) == ["The ferry leaves at nine"]
     changed = api.patch(f"/memories/{memory}", json={"text": "The ferry leaves at ten"}).json()
-    assert changed["version"] == 2
+    assert (changed["version"], changed["at"] > began) == (2, True)
     shown = api.get(f"/memories/{memory}").json()
     assert [each["text"] for each in shown["versions"]] == [
         "The ferry leaves at nine",

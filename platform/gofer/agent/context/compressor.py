@@ -39,6 +39,8 @@ _RULE = re.compile(
     re.I,
 )
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+_COMMAND = re.compile(r"^\s*\$(?:tool)?\s.*$", re.M)
+"""A line that the offline model runs. Its words are arguments, not a sentence of anybody."""
 MAX_RULES = 60
 MAX_LENGTH = 1000
 SYSTEM = """You keep the notes of an agent at work. Condense what follows so that the agent can go on from your
@@ -341,7 +343,7 @@ def _material(before: Summary | None, old: Sequence[ConversationMessage], gone: 
 
 
 def _render_message(said: ConversationMessage, length: int) -> str:
-    words = plain(said.text[:length])
+    words = plain(said.text[:length]).strip() or "(no text)"
     if said.withheld:
         return "You answered. (Left out, as you had read strangers' text by then.)"
     if said.by_us:
@@ -374,7 +376,7 @@ def standing_rules(texts: Iterable[str], known: Iterable[str] = ()) -> tuple[str
     """Sentences that read like rules, oldest first, each once. The newest win when there are too many."""
     found = dict.fromkeys(known)
     for text in texts:
-        for sentence in _SENTENCE.split(text):
+        for sentence in _SENTENCE.split(_COMMAND.sub("", text)):
             sentence = sentence.strip()
             if 0 < len(sentence) <= MAX_LENGTH and _RULE.search(sentence):
                 found.setdefault(sentence)

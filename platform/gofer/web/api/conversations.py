@@ -147,6 +147,7 @@ async def _change_rule(request: Request, *, revoke: bool) -> Response:
             conversation_id=request.path_params["id"],
             memory_id=request.path_params["memory"],
             revoke=revoke,
+            by=visitor_of(request).name,
         )
     )
     return json_response(request, {"rules": found})

@@ -18,7 +18,7 @@ from gofer.store.messages import open_message
 from gofer.store.tables import bindings, blobs, messages, spends
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
-from gofer.web.auth import actor, record_reading
+from gofer.web.auth import actor, record_reading, visitor_of
 from gofer.web.dashboard.endpoints import PER_PAGE, form_of, page, query_number, text_of
 from gofer.web.dashboard.render import platform_of, redirect, render, render_words
 from gofer.web.queries import agent_names, connection_names, conversations, rows
@@ -139,6 +139,7 @@ async def change_rule(request: Request) -> Response:
             conversation_id=path["id"],
             memory_id=path["memory"],
             revoke=revoke,
+            by=visitor_of(request).name,
         )
     )
     said = "Revoked. Runs do not read it any more." if revoke else "Restored. Runs read it again."

@@ -311,8 +311,10 @@ async def _query(session: ClientSession, asked: ClientMessage) -> list[Frame]:
 
 
 def _scopes(connection: Connection, room: Room) -> tuple[str, ...]:
-    agent = select(conversations.c.agent_id).where(conversations.c.id == room.id)
-    return audience(connection, room.id, connection.execute(agent).scalar())
+    chosen = select(conversations.c.agent_id).where(conversations.c.id == room.id)
+    listening = select(participants.c.agent_id).where(participants.c.conversation_id == room.id)
+    agents = [*connection.execute(chosen).scalars(), *connection.execute(listening).scalars()]
+    return audience(connection, room.id, dict.fromkeys(filter(None, agents)))
 
 
 def _by_id(

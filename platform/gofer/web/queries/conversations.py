@@ -127,11 +127,16 @@ def list_rules(connection: Connection, vault: Vault, conversation_id: str) -> li
         for state in (records.LIVE, records.FORGOTTEN)
         for rule in records.in_force(connection, vault, scope_id, kind="rule", state=state)
     ]
-    return [_rule(rule) for rule in sorted(found, key=lambda rule: (rule.source.message_seq or 0, rule.id))]
+    epochs = select(func.min(participants.c.epoch_seq)).where(
+        participants.c.conversation_id == conversation_id
+    )
+    epoch = connection.execute(epochs).scalar() or 0
+    found.sort(key=lambda rule: (rule.source.message_seq or 0, rule.id))
+    return [_rule(rule, epoch) for rule in found]
 
 
 def change_rule(
-    connection: Connection, vault: Vault, conversation_id: str, memory_id: str, *, revoke: bool
+    connection: Connection, vault: Vault, conversation_id: str, memory_id: str, *, revoke: bool, by: str
 ) -> list[dict[str, Any]]:
     """Revoke a standing rule, or restore one that was revoked; returns the rules. Raises NotFound for an id that is no
     rule of this conversation, Conflict for one that is in force already."""
@@ -139,20 +144,23 @@ def change_rule(
     if memory_id not in {rule["id"] for rule in list_rules(connection, vault, conversation_id)}:
         raise records.UnknownMemory(f"This conversation has no rule {memory_id[:60]!r}.")
     if revoke:
-        records.forget(connection, vault, memory_id, scopes=scopes)
+        records.forget(connection, vault, memory_id, scopes=scopes, by=by)
     else:
         records.restore(connection, vault, memory_id, scopes=scopes)
     return list_rules(connection, vault, conversation_id)
 
 
-def _rule(rule: records.Memory) -> dict[str, Any]:
+def _rule(rule: records.Memory, epoch: int) -> dict[str, Any]:
+    """A rule for people. `epoch` is the number of the last message that no agent here has in mind any more."""
+    seq = rule.source.message_seq
     return {
         "id": rule.id,
         "text": rule.text,
         "author": rule.author,
         "trust": rule.trust,
-        "message_seq": rule.source.message_seq,
+        "message_seq": seq,
         "revoked": rule.state == records.FORGOTTEN,
+        "ended": seq is not None and seq <= epoch,
         "version": rule.version,
         "since": rule.valid_from,
     }

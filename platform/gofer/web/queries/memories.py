@@ -7,7 +7,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, exists, select
 
 from gofer.app import Platform
 from gofer.errors import Conflict, Forbidden, GoferError, NotFound
@@ -15,7 +15,7 @@ from gofer.identity import WEB_CHAT, known_principal, private_person
 from gofer.memory import notes, records
 from gofer.memory.audience import OWNERS_WORD
 from gofer.memory.recall import indexed_scopes, reindex
-from gofer.memory.records import LIVE, Memory, Source, UnknownMemory, opened
+from gofer.memory.records import LIVE, SUPERSEDED, Memory, Source, UnknownMemory
 from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, conversation_scope, open_scope, split_scope
 from gofer.memory.transfer import exported, keep_import, parse_import
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -26,6 +26,7 @@ from gofer.web.queries.conversations import is_heard, list_conversations
 
 MAX_SCOPES = 300
 KINDS = ("note", "rule", "plan", "summary", "result")
+UNREADABLE = "unreadable"
 
 
 def visible_scopes(connection: Connection, visitor: Visitor) -> list[str]:
@@ -96,55 +97,70 @@ def named_scope(connection: Connection, scope_id: str) -> str:
 def list_memories(
     connection: Connection, vault: Vault, *, scopes: Collection[str], kind: str = "", limit: int = 50
 ) -> list[dict[str, Any]]:
-    """The timeline: what was noted, newest first; forgotten ones as well, without words."""
+    """The timeline: what was noted, newest first. What was forgotten is there without its words, and what something
+    newer took the place of says what that is."""
+    newer = memories.alias()
+    last = ~exists().where(newer.c.id == memories.c.id, newer.c.version > memories.c.version)
     query = (
         select(memories)
-        .where(memories.c.scope_id.in_(scopes), memories.c.valid_to.is_(None))
+        .where(memories.c.scope_id.in_(scopes), last)
         .where(memories.c.kind == kind if kind else memories.c.kind.in_(KINDS))
+        # A message that was restored is a message like any other.
+        .where((memories.c.kind != "turn") | (memories.c.state != LIVE))
         .order_by(memories.c.valid_from.desc(), memories.c.id)
         .limit(limit)
     )
     found = []
     for row in connection.execute(query).all():
         try:
-            memory = (
-                opened(open_scope(connection, vault, row.scope_id), row) if row.sealed is not None else None
-            )
+            keys = open_scope(connection, vault, row.scope_id)
+            memory = records.opened(keys, row) if row.sealed is not None else records.blank(keys, row)
         except GoferError as error:
-            found.append(_blank(row, str(error)))
+            found.append(_unreadable(row, str(error)))
             continue
-        found.append(describe(memory) if memory is not None else _blank(row, ""))
-    return found
+        found.append(describe(memory))
+    return _with_superseders(connection, vault, found)
 
 
-def _blank(row: Any, gist: str) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "version": row.version,
-        "kind": row.kind,
-        "scope": row.scope_id,
-        "state": row.state if row.sealed is None and row.state != LIVE else "unreadable",
-        "gist": gist,
-        "text": "",
-        "author": "",
-        "trust": row.trust,
-        "conversation_id": row.conversation_id,
-        "message_seq": row.message_seq,
-        "job_id": row.job_id,
-        "source_gone": False,
-        "score": None,
-        "at": row.valid_from,
-    }
+def _unreadable(row: Any, why: str) -> dict[str, Any]:
+    source = Source(row.conversation_id, row.message_seq, row.job_id)
+    memory = Memory(
+        row.id, row.version, row.kind, row.scope_id, "", why, row.trust,
+        source=source, state=UNREADABLE, valid_from=row.valid_from,
+    )  # fmt: skip
+    return describe(memory)
+
+
+def _with_superseders(
+    connection: Connection, vault: Vault, found: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Say which memory took the place of those that were superseded."""
+    scopes = {each["scope"] for each in found if each["state"] == SUPERSEDED}
+    by = {scope_id: records.superseders(connection, vault, scope_id) for scope_id in scopes}
+    return [
+        {**each, "superseded_by": by[each["scope"]].get(each["id"])} if each["state"] == SUPERSEDED else each
+        for each in found
+    ]
+
+
+def _state(memory: Memory) -> str:
+    """What people are told of the last version of a memory."""
+    if memory.state != LIVE:
+        return memory.state
+    if not memory.text and memory.kind != "turn":
+        return UNREADABLE
+    return SUPERSEDED if memory.valid_to is not None else LIVE
 
 
 def describe(memory: Memory, score: float | None = None) -> dict[str, Any]:
-    """A memory for people."""
+    """The last version of a memory, for people."""
     return {
         "id": memory.id,
         "version": memory.version,
         "kind": memory.kind,
         "scope": memory.scope_id,
-        "state": memory.state,
+        "state": _state(memory),
+        "superseded_by": None,
         "gist": memory.gist,
         "text": memory.text,
         "author": memory.author,
@@ -196,8 +212,12 @@ def show(connection: Connection, vault: Vault, visitor: Visitor, memory_id: str)
     before = ""
     for each in found:
         diff = difflib.unified_diff(before.splitlines(), each.text.splitlines(), lineterm="", n=1)
-        versions.append({**describe(each), "until": each.valid_to, "diff": "\n".join(list(diff)[2:])})
+        # Whatever came after, an older version is one that said something, or one that forgot.
+        state = {"state": each.state} if each is not found[-1] else {}
+        text = "\n".join(list(diff)[2:])
+        versions.append({**describe(each), **state, "until": each.valid_to, "diff": text})
         before = each.text or before
+    (versions[-1],) = _with_superseders(connection, vault, versions[-1:])
     return {**versions[-1], "versions": versions}
 
 
@@ -295,7 +315,8 @@ def _move(connection: Connection, vault: Vault, visitor: Visitor, memory: Memory
         untrusted=memory.untrusted,
         reason="audience",
     )
-    notes.forget_memory(connection, vault, memory.id, scopes=(memory.scope_id,), reason="audience")
+    scopes = (memory.scope_id,)
+    notes.forget_memory(connection, vault, memory.id, scopes=scopes, by=visitor.name, reason="audience")
     return made
 
 
@@ -308,7 +329,7 @@ def _writable_scopes(connection: Connection, visitor: Visitor, memory_id: str) -
 def forget(connection: Connection, vault: Vault, visitor: Visitor, memory_id: str) -> dict[str, Any]:
     """Forget one; it can be restored."""
     scopes = _writable_scopes(connection, visitor, memory_id)
-    version = notes.forget_memory(connection, vault, memory_id, scopes=scopes)
+    version = notes.forget_memory(connection, vault, memory_id, scopes=scopes, by=visitor.name)
     return {"id": memory_id, "version": version}
 
 
@@ -329,7 +350,7 @@ def export(connection: Connection, vault: Vault, visitor: Visitor, scope_id: str
     found = []
     for row in connection.execute(query).all():
         try:
-            found.append(exported(opened(open_scope(connection, vault, row.scope_id), row)))
+            found.append(exported(records.opened(open_scope(connection, vault, row.scope_id), row)))
         except GoferError:
             continue  # its key is lost, which doctor says
     return found
