@@ -30,7 +30,7 @@ from gofer.connections.inflow import CATCH_UP, POLL, SET_UP, ensure_catch_up, en
 from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import GoferError
 from gofer.goals.handler import GoalDriver, goal_apology
-from gofer.goals.load import keep_telling
+from gofer.goals.load import keep_watching
 from gofer.goals.requests import GoalTools
 from gofer.goals.tasks import TaskDelegator
 from gofer.goals.worker_runs import WorkerRuns
@@ -408,8 +408,8 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     platform.worker = make_worker(platform, shells, progress, loans)
     await platform.worker.start()
     stack.push_async_callback(platform.worker.stop)
-    telling = keep_telling(platform.database, platform.signals, platform.settings)
-    stack.callback(asyncio.create_task(telling, name="load").cancel)
+    watching = keep_watching(platform.database, platform.vault, platform.signals, platform.settings)
+    stack.callback(asyncio.create_task(watching, name="goals").cancel)
     stack.callback(asyncio.create_task(watch(platform), name="connections").cancel)
     stack.callback(asyncio.create_task(platform.keep_catching_up(), name="catch-up").cancel)
     stack.callback(asyncio.create_task(platform.recall.keep_indexed(), name="memory-index").cancel)

@@ -273,9 +273,9 @@ def _take_plan(this: Pass, plan: TaskRecord) -> Step | None:
     if failed % MAX_PLANNING_TRIES:
         _begin_planning(this)
         return None
-    given = _answer(this, f"plan {plan.id}")
+    given = _answer(this, _about(plan))
     if given is None:
-        return Ask(NO_PLAN, f"plan {plan.id}", (AGAIN, FINISH))
+        return Ask(NO_PLAN, _about(plan), (AGAIN, FINISH))
     if given.text in ("", FINISH):
         return GoalEnd("failed", "plan.missing")
     if given.text != AGAIN:
@@ -287,16 +287,20 @@ def _take_plan(this: Pass, plan: TaskRecord) -> Step | None:
 
 def _ask_for(this: Pass, task: TaskRecord, result: Mapping[str, Any]) -> Step | None:
     """Ask what a task wants to know. The answer goes to the planner."""
-    given = _answer(this, f"{'plan' if task.kind == PLAN else 'task'} {task.id}")
+    given = _answer(this, _about(task))
     if given is None:
         choices = tuple(str(choice) for choice in result.get("choices", ()))
-        kind = "plan" if task.kind == PLAN else "task"
-        return Ask(str(result["question"]), f"{kind} {task.id}", choices)
-    _hear(this, given, f"GoalRequest {result['question']!r}, ")
+        return Ask(str(result["question"]), _about(task), choices)
+    _hear(this, given, f"Asked {result['question']!r}, ")
     if task.kind == PLAN:
         _mark(this, task, "answered")
     _begin_planning(this)
     return None
+
+
+def _about(task: TaskRecord) -> str:
+    """What the question of a task is known by."""
+    return f"{'plan' if task.kind == PLAN else 'task'} {task.id}"
 
 
 def _apply(this: Pass, task: TaskRecord, content: Mapping[str, Any]) -> bool:
@@ -355,7 +359,7 @@ def _replan(this: Pass) -> Step | None:
     asking = next(
         (task for task in stuck if task.state == "blocked" and (task.result or {}).get("question")), None
     )
-    if asking is not None and not words:
+    if asking is not None and (not words or _answer(this, _about(asking)) is not None):
         return _ask_for(this, asking, asking.result or {})
     if this.goal.replans < MAX_REPLANS:
         _begin_planning(this)

@@ -226,7 +226,7 @@ def _age(connection: Connection, goal_id: str) -> float:
 
 
 def goal_apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, ...]:
-    """GoalEnd the goal of a job that could not be gone on with, and say so. Called under the conversation's lock."""
+    """End the goal of a job that could not be gone on with, and say so. Called under the conversation's lock."""
     goal = connection.execute(select(goals).where(goals.c.id == str(claim.payload.get("goal")))).one_or_none()
     if goal is None or goal.state in records.OVER:
         return ()

@@ -16,6 +16,7 @@ import structlog
 from sqlalchemy import Connection, case, func, select, update
 
 from gofer.errors import Conflict, NotFound, StoreError
+from gofer.goals.records import wake_ended
 from gofer.jobs import control
 from gofer.jobs.notifications import EVENTS, JOBS, Signals
 from gofer.jobs.queue import lock_lane
@@ -25,6 +26,7 @@ from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.locks import lock_conversation
 from gofer.store.tables import agents, conversations, tasks
+from gofer.vault.envelope import Vault
 
 log = structlog.get_logger()
 PROLONGED_AFTER = 30.0
@@ -116,12 +118,14 @@ def _tell(connection: Connection, row: Any, settings: Settings, **about: Any) ->
     return True
 
 
-async def keep_telling(database: Database, signals: Signals, settings: Settings) -> None:
-    """Look again and again whether the load of an agent has changed."""
+async def keep_watching(database: Database, vault: Vault, signals: Signals, settings: Settings) -> None:
+    """Look again and again whether the load of an agent has changed, and whether a goal has to end."""
     while True:
         try:
             if await database.write(partial(watch_loads, settings=settings)):
                 signals.wake(EVENTS)
+            if await database.write(partial(wake_ended, vault=vault)):
+                signals.wake(JOBS)
         except StoreError as error:
             log.warning("load.not_told", error=str(error))
         await asyncio.sleep(LOOK_EVERY)

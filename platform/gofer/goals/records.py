@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import ColumnElement, Connection, func, select, true, update
 
 from gofer.errors import Conflict, Malformed, NotFound, TooOften
 from gofer.identity import role_now
@@ -46,8 +46,8 @@ MAX_FACT = 1000
 """Characters of something that the planner wants remembered."""
 MAX_WORDS = 4000
 """Characters of what somebody says about a goal."""
-MAX_A_MINUTE = 20
-"""Goals of one conversation within a minute."""
+MAX_A_MINUTE, MAX_A_MINUTE_EACH, MAX_A_MINUTE_OF_ALL = 20, 100, 500
+"""Goals within a minute: of one conversation, of one person, and of everybody."""
 MAX_ATTEMPTS = 1000
 """Tries of the job that drives a goal: each pass of it is short, and none may be the last because processes died."""
 CANCEL = "cancel"
@@ -55,6 +55,10 @@ CANCEL = "cancel"
 TOLD = "told"
 """The change that an event speaks of when somebody said something about the goal."""
 TOO_MANY = "{count} goals are under way already, which is as many as I take on. Ask again when one has ended."
+TOO_MANY_EACH = (
+    "{count} goals of yours are under way already, and others need room as well. Ask again when one has ended, or end "
+    "one: `/goals` lists those of a conversation."
+)
 TOO_FAST = "That is more goals than I take in a minute. Ask again in a minute."
 
 
@@ -178,22 +182,44 @@ def _check_length(text: str, most: int) -> None:
 
 
 def _check_bounds(connection: Connection, new: NewGoal, most: int) -> None:
-    count = select(func.count()).select_from(goals)
-    live = count.where(goals.c.agent_id == new.agent_id, goals.c.finished_at.is_(None))
-    if (found := int(connection.execute(live).scalar_one())) >= most:
-        raise TooOften(TOO_MANY.format(count=found), retry_after=60)
-    lately = count.where(goals.c.conversation_id == new.conversation_id, goals.c.created_at > now() - 60)
-    if int(connection.execute(lately).scalar_one()) >= MAX_A_MINUTE:
-        raise TooOften(TOO_FAST, retry_after=60)
+    """Raise TooOften when there are too many goals. One person never has more than half of what an agent takes on, also
+    with goals that only wait for an answer."""
+    live = (goals.c.agent_id == new.agent_id) & goals.c.finished_at.is_(None)
+    _check_count(connection, live, most, TOO_MANY)
+    _check_count(connection, live & (goals.c.asked_by == new.asked_by), share(most), TOO_MANY_EACH)
+    lately = goals.c.created_at > now() - 60
+    _check_count(
+        connection, lately & (goals.c.conversation_id == new.conversation_id), MAX_A_MINUTE, TOO_FAST
+    )
+    _check_count(connection, lately & (goals.c.asked_by == new.asked_by), MAX_A_MINUTE_EACH, TOO_FAST)
+    _check_count(connection, lately, MAX_A_MINUTE_OF_ALL, TOO_FAST)
 
 
-def refuse_if_full(connection: Connection, most: int, agent: str = "") -> None:
-    """Raise TooOften when the named agent, or every agent, has as many goals under way as it takes on."""
-    live = (goals.c.agent_id == agents.c.id) & goals.c.finished_at.is_(None)
-    query = select(func.count(goals.c.id)).select_from(agents.outerjoin(goals, live)).group_by(agents.c.id)
-    counts = connection.execute(query.where(agents.c.name == agent) if agent else query).scalars().all()
-    if counts and min(counts) >= most:
-        raise TooOften(TOO_MANY.format(count=min(counts)), retry_after=60)
+def _check_count(connection: Connection, which: ColumnElement[bool], most: int, words: str) -> None:
+    count = int(connection.execute(select(func.count()).select_from(goals).where(which)).scalar_one())
+    if count >= most:
+        raise TooOften(words.format(count=count), retry_after=60)
+
+
+def share(most: int) -> int:
+    """How many of an agent's goals one person may have."""
+    return (most + 1) // 2
+
+
+def refuse_if_full(connection: Connection, most: int, agent: str = "", asked_by: str = "") -> None:
+    """Raise TooOften when the named agent, or every agent, has as many goals under way as it takes on, of everybody or
+    of whoever asks."""
+    bounds = [(true(), most, TOO_MANY)]
+    if asked_by:
+        bounds.append((goals.c.asked_by == asked_by, share(most), TOO_MANY_EACH))
+    for which, bound, words in bounds:
+        live = (goals.c.agent_id == agents.c.id) & goals.c.finished_at.is_(None) & which
+        query = (
+            select(func.count(goals.c.id)).select_from(agents.outerjoin(goals, live)).group_by(agents.c.id)
+        )
+        counts = connection.execute(query.where(agents.c.name == agent) if agent else query).scalars().all()
+        if counts and min(counts) >= bound:
+            raise TooOften(words.format(count=min(counts)), retry_after=60)
 
 
 def find_goal(connection: Connection, goal_id: str) -> Any:
@@ -375,6 +401,28 @@ def _wake(connection: Connection, goal: Any, by: str) -> None:
         .where(jobs.c.id == goal.job_id, in_state(JobState.WAITING))
         .values(state=JobState.READY, run_at=now())
     )
+
+
+def wake_ended(connection: Connection, vault: Vault) -> int:
+    """Have the driver look at goals that have to end although nothing of them moves: their time is over, or whoever
+    asked has lost their role. Returns how many."""
+    query = (
+        select(goals, (goals.c.until < now()).label("late"))
+        .join(jobs, jobs.c.id == goals.c.job_id)
+        .where(goals.c.finished_at.is_(None), in_state(JobState.WAITING, JobState.SCHEDULED))
+        .order_by(goals.c.conversation_id)  # locks are taken in this order everywhere
+    )
+    ended = [row for row in connection.execute(query).all() if row.late or _lost_role(connection, vault, row)]
+    for row in ended:
+        lock_conversation(connection, row.conversation_id)
+        _wake(connection, row, "time" if row.late else "role")
+    return len(ended)
+
+
+def _lost_role(connection: Connection, vault: Vault, goal: Any) -> bool:
+    if _role(connection, goal) or goal.sealed is None or not row_macs.fits(connection, goals, goal):
+        return False
+    return not trust_now(connection, goal, request_of(connection, vault, goal))
 
 
 def trust_now(connection: Connection, goal: Any, asked: GoalRequest) -> str:

@@ -256,11 +256,15 @@ def answer(
         .where(questions.c.id == question_id, questions.c.answered_at.is_(None))
         .values(answered_at=now(), answer=sealed)
     )
-    if settled.rowcount != 1 or row.state != JobState.WAITING:
+    if settled.rowcount != 1 or row.state in FINAL:
         raise Conflict("That question is no longer open.")
     if question.asked_of in ROLES and sealed is not None:
         _tell_others(connection, vault, row, question_id, f"{name or by}: {text}", said_in)
-    _wake_waiting(connection, row.id, "question.answered", {"question": question_id, "by": by})
+    if row.state == JobState.RUNNING:
+        signal(connection, row.id, by=by)  # it may have looked for the answer too early
+    # One that sleeps or is ready finds the answer when it runs.
+    ready = {"state": JobState.READY, "run_at": now()} if row.state == JobState.WAITING else {}
+    _note(connection, row.id, "question.answered", {"question": question_id, "by": by}, **ready)
     return int(row.id)
 
 
@@ -337,8 +341,9 @@ def answer_to(connection: Connection, vault: Vault, job_id: int, call_id: str) -
     return GivenAnswer(True, False, str(said["text"]), str(said["by"]))
 
 
-def _wake_waiting(connection: Connection, job_id: int, kind: str, data: dict[str, Any]) -> None:
-    numbered = _number(connection, job_id, state=JobState.READY, run_at=now())
+def _note(connection: Connection, job_id: int, kind: str, data: dict[str, Any], **values: Any) -> None:
+    """Record an event of a job, and change its row."""
+    numbered = _number(connection, job_id, **values)
     log.record(
         connection, kind, numbered.workspace_id, job_id=job_id, seq=numbered.event_seq,
         conversation_id=numbered.conversation_id, data=data,
@@ -361,7 +366,8 @@ def expire_questions(connection: Connection) -> int:
         )
         # If it was answered in the meantime, the job may wait for something else by now.
         if closed.rowcount == 1 and row.state == JobState.WAITING:
-            _wake_waiting(connection, row.id, "question.expired", {"question": question.id})
+            ready = {"state": JobState.READY, "run_at": now()}
+            _note(connection, row.id, "question.expired", {"question": question.id}, **ready)
     return len(overdue)
 
 

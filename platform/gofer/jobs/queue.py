@@ -514,12 +514,12 @@ def held_by(connection: Connection, *, owner: str) -> list[Claim]:
     return [claim_of(row) for row in connection.execute(query)]
 
 
-def cancels(connection: Connection, *, owner: str) -> list[int]:
-    """The process's running jobs that somebody asked to stop."""
-    query = select(jobs.c.id).where(
-        jobs.c.owner == owner, in_state(JobState.RUNNING), jobs.c.cancel_requested
+def held(connection: Connection, *, owner: str) -> dict[int, tuple[int, bool]]:
+    """The fence and the cancel request of each job that the store says a process runs, as `renew` returns them."""
+    query = select(jobs.c.id, jobs.c.fence, jobs.c.cancel_requested).where(
+        jobs.c.owner == owner, in_state(JobState.RUNNING)
     )
-    return [int(id_) for id_ in connection.execute(query).scalars()]
+    return {row.id: (row.fence, row.cancel_requested) for row in connection.execute(query)}
 
 
 def stage(connection: Connection) -> tuple[int, float | None]:

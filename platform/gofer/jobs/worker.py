@@ -44,10 +44,14 @@ class Run:
     """Set when somebody asked to stop; a handler may end in its own way within the grace, else it is cancelled."""
     over: bool = False
     """Its handler has ended; its end is being written."""
+    lost: bool = False
+    """Its job is no longer ours, so it is being stopped."""
     endless: bool = False
     """Set by a handler that goes on until it is stopped: a process that ends need not wait for it."""
 
 
+InHand = Mapping[tuple[int, int], tuple[Run, asyncio.Task[None], str]]
+"""The runs of a process by job and fence, each with its task and its pool."""
 Handler = Callable[[Run], Awaitable[Outcome]]
 """Does one kind of job. Contract: whatever it raises becomes a retry."""
 
@@ -370,22 +374,23 @@ class Worker:
                 held = await self._database.write(
                     partial(queue.renew, owner=self.owner, lease=self._capacity.lease, held=ids)
                 )
-                self._keep_or_let_go(in_hand, held, asked_at)
+                for (job_id, fence), (run, _, _) in in_hand.items():
+                    if held.get(job_id, (None, False))[0] == fence:
+                        run.lease.prolong(asked_at, self._capacity.lease)
+                self._let_go(in_hand, held)
             await asyncio.sleep(self._capacity.lease / RENEWALS_PER_LEASE)
 
-    def _keep_or_let_go(
-        self,
-        in_hand: Mapping[tuple[int, int], tuple[Run, asyncio.Task[None], str]],
-        held: Mapping[int, tuple[int, bool]],
-        asked_at: float,
-    ) -> None:
-        """Prolong the leases of runs that are still ours, and cancel the others."""
+    def _let_go(self, in_hand: InHand, held: Mapping[int, tuple[int, bool]]) -> None:
+        """Stop the runs that somebody asked to stop, and those whose job is no longer ours."""
         for (job_id, own), (run, task, _) in in_hand.items():
-            fence, _cancel_requested = held.get(job_id, (None, False))
-            if fence == own:
-                run.lease.prolong(asked_at, self._capacity.lease)
-            elif not task.done():
-                task.cancel()
+            fence, cancel_requested = held.get(job_id, (None, False))
+            if fence != own:
+                if not run.lost and not task.done():
+                    run.lost = True
+                    task.cancel()
+            elif cancel_requested and not run.cancelled.is_set():
+                run.cancelled.set()
+                asyncio.get_running_loop().call_later(CANCEL_GRACE, task.cancel)
 
     async def _look_loop(self) -> None:
         """Notice cancels and due jobs soon: at each wake-up and each poll."""
@@ -399,20 +404,13 @@ class Worker:
 
     async def _look(self) -> float:
         """Look once; returns the seconds until the next look is due."""
-        if self._running:
-            for job_id in await self._database.read(partial(queue.cancels, owner=self.owner)):
-                self._cancel(job_id)
+        if in_hand := dict(self._running):
+            self._let_go(in_hand, await self._database.read(partial(queue.held, owner=self.owner)))
         promoted, following = await self._database.write(queue.stage)
         if promoted:
             self._signals.wake(JOBS)
         pause = self._jittered()
         return pause if following is None else min(pause, following + 0.001)
-
-    def _cancel(self, job_id: int) -> None:
-        for (held, _), (run, task, _) in self._running.items():
-            if held == job_id and not run.cancelled.is_set():
-                run.cancelled.set()
-                asyncio.get_running_loop().call_later(CANCEL_GRACE, task.cancel)
 
     async def _upkeep_loop(self) -> None:
         """Do what must happen within a second: due schedules, silent workers, questions that nobody answered."""

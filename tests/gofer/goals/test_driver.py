@@ -15,6 +15,7 @@ from gofer.goals.planner import MAX_PLANNING_TRIES, MAX_REPLANS
 from gofer.identity import grant_role, remove_identity
 from gofer.jobs.queue import SERVICE, WORKER
 from gofer.purge import purge_conversation
+from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import events, goals, jobs, questions, spends, tasks
 from support.goal_bench import Bench, new_goal
@@ -140,6 +141,27 @@ async def test_what_a_task_asks_is_asked_and_the_answer_changes_the_plan(world: 
     assert "use the key" in await bench.told_to_planner()
 
 
+async def test_while_one_task_asks_the_others_go_on(world: World) -> None:
+    bench = await Bench.made(world, parallel=2)
+    await bench.go()
+    await bench.planned([], [], [], [1])
+    await bench.end_task({"outcome": "blocked", "question": "May I force the lock?"}, "blocked")
+    assert isinstance(await bench.go(), Ask)
+    assert await _begun(world, bench) == [1, 2, 3], "a place became free, and the next takes it"
+    for _ in range(2):
+        await bench.end_task(found("fine"))
+        assert isinstance(await bench.go(), Ask)
+    assert await bench.states() == ["blocked", "done", "done", "queued"]
+    open_ones = select(questions.c.id).where(questions.c.answered_at.is_(None))
+    assert len(await world.rows(open_ones)) == 1, "it is asked once"
+
+
+async def _begun(world: World, bench: Bench) -> list[int]:
+    query = select(tasks.c.number).where(tasks.c.goal_id == bench.goal_id, tasks.c.number > 0)
+    rows = await world.rows(query.where(tasks.c.job_id.is_not(None)).order_by(tasks.c.number))
+    return [number for (number,) in rows]
+
+
 async def test_words_of_two_people_reach_the_planner_in_order_and_with_their_trust(world: World) -> None:
     bench = await Bench.made(world)
     await bench.go()
@@ -175,6 +197,23 @@ async def test_a_paused_goal_begins_nothing_and_goes_on_when_resumed(world: Worl
         partial(advance, vault=world.vault, claim=claimed[bench.goal_id], rules=bench.rules)
     )
     assert isinstance(step, WaitForTasks)
+
+
+async def test_a_paused_goal_hears_the_answer_to_its_question(world: World) -> None:
+    bench = await Bench.made(world)
+    await bench.go()
+    await bench.planned([])
+    await bench.end_task({"outcome": "blocked", "question": "May I force the lock?"}, "blocked")
+    assert isinstance(await bench.go(), Ask)
+    await world.run(partial(records.pause, goal_id=bench.goal_id, by="ann"))
+    assert isinstance(await bench.go(), Pause)
+    assert await bench.tell("no, use the key") == "answered"
+    assert await bench.tell("and mind the step") == "told"
+    await world.run(partial(records.resume, goal_id=bench.goal_id, by="ann"))
+    assert isinstance(await bench.go(), WaitForTasks)
+    told = await bench.told_to_planner()
+    assert "use the key" in told
+    assert "mind the step" in told
 
 
 async def test_a_cancelled_goal_stops_its_tasks_and_ends_once(world: World) -> None:
@@ -276,6 +315,31 @@ async def test_a_goal_ends_when_whoever_asked_lost_their_role(world: World) -> N
     assert await bench.states() == ["done", "dropped"]
 
 
+async def test_a_goal_is_woken_as_soon_as_whoever_asked_has_lost_their_role(world: World) -> None:
+    await _role(world, "owner")
+    bench = await Bench.made(world)
+    await bench.go()
+    await bench.planned([], [])
+    running = await world.claim_one(pool=WORKER)
+    assert await world.run(partial(records.wake_ended, vault=world.vault)) == 0
+    gone = partial(remove_identity, workspace_id=FIRST_WORKSPACE, integration="hello", subject="ann")
+    await world.run(gone)
+    assert await world.run(partial(records.wake_ended, vault=world.vault)) == 1
+    assert await bench.go() == GoalEnd("cancelled", "role.lost")
+    assert (await world.job(running.id)).cancel_requested, "its command is stopped, too"
+    assert await world.run(partial(records.wake_ended, vault=world.vault)) == 0
+
+
+async def test_a_goal_ends_when_its_time_is_over_also_while_it_asks(world: World) -> None:
+    bench = await Bench.made(world, needs_approval=True)
+    await bench.go()
+    assert isinstance(await bench.planned([]), Ask)
+    late = partial(row_macs.update, table=goals, where=goals.c.id == bench.goal_id, values={"until": 1.0})
+    await world.run(late)
+    assert await world.run(partial(records.wake_ended, vault=world.vault)) == 1
+    assert await bench.go() == GoalEnd("failed", "overdue")
+
+
 async def test_a_goal_loses_trust_with_its_person_and_never_gains_any(world: World) -> None:
     await _role(world, "member")
     bench = await Bench.made(world, trust="member")
@@ -338,6 +402,42 @@ async def test_too_many_goals_are_refused_with_a_sentence(world: World) -> None:
     with pytest.raises(TooOften, match="in a minute"):
         await new_goal(world, where, most=1000)
     assert await world.count(goals) == records.MAX_A_MINUTE
+
+
+async def test_nobody_takes_the_room_of_others(world: World) -> None:
+    """Also goals that wait for an answer count for whoever asked, and never for half of what there is."""
+    bench = await Bench.made(world)
+    where = (await bench.row()).conversation_id
+    for _ in range(2):
+        await new_goal(world, where, most=6)
+    with pytest.raises(TooOften, match="3 goals of yours") as refused:
+        await new_goal(world, where, most=6)
+    assert refused.value.retry_after
+    for _ in range(3):
+        await new_goal(world, where, most=6, asked_by="ben")
+    with pytest.raises(TooOften, match="6 goals are under way"):
+        await new_goal(world, where, most=6, asked_by="cay")
+
+
+async def test_a_flood_of_goals_that_end_at_once_is_bounded_for_each_and_for_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "MAX_A_MINUTE_EACH", 3)
+    monkeypatch.setattr(records, "MAX_A_MINUTE_OF_ALL", 5)
+    bench = await Bench.made(world)
+    where = (await bench.row()).conversation_id
+
+    async def made_and_over(by: str) -> None:
+        goal = await new_goal(world, where, asked_by=by)
+        over = update(goals).where(goals.c.id == goal).values(state="done", finished_at=1.0)
+        await world.run(lambda c: c.execute(over))
+
+    for by in ("ann", "ann", "ben", "ben"):
+        await made_and_over(by)
+    with pytest.raises(TooOften, match="in a minute"):
+        await made_and_over("ann")
+    with pytest.raises(TooOften, match="in a minute"):
+        await made_and_over("cay")
 
 
 async def test_a_wish_is_refused_before_anything_is_kept_when_everybody_is_busy(world: World) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from gofer.errors import Fenced, StoreUnavailable
 from gofer.jobs import queue
@@ -21,6 +22,7 @@ from gofer.jobs.worker import Run
 from gofer.secrets.key_check import sealing_key
 from gofer.store import events
 from gofer.store.database import Database
+from gofer.store.tables import jobs
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from support.both_databases import slow_on_postgres
@@ -268,6 +270,25 @@ async def test_a_worker_that_lost_its_job_is_stopped_and_fenced(world: World, ev
         async with world.worker({"work": lose_it}, owner="other", lease=50):
             await eventually(lambda: refused)
     assert [outcome for _, outcome, _ in await world.tries(job)] == ["lost", "done"]
+
+
+async def test_a_run_whose_job_was_taken_away_is_stopped_long_before_its_lease_is_renewed(
+    world: World, eventually: Eventually
+) -> None:
+    ended = []
+
+    async def work(run: Run) -> Outcome:
+        try:
+            return await last_for_ever(run)
+        finally:
+            ended.append(run)
+
+    job = await world.submit()
+    async with world.worker({"work": work}, lease=600):
+        await eventually(is_state(world, job, "running"))
+        taken = {"state": "cancelled", "owner": None, "fence": jobs.c.fence + 1}  # as a purge does
+        await world.run(lambda c: c.execute(update(jobs).where(jobs.c.id == job).values(**taken)))
+        await eventually(lambda: ended)
 
 
 async def test_a_process_whose_loop_was_blocked_takes_its_job_up_again_and_ends_it_once(

@@ -90,7 +90,9 @@ async def add(request: Request) -> Response:
     platform, given = platform_of(request), await parse_body(request, GoalWish)
     # Before anything is kept of it: a flood of wishes must not leave a flood of conversations.
     most = platform.settings.max_goals
-    await platform.database.read(partial(refuse_if_full, most=most, agent=given.agent))
+    member = visitor_of(request).member_id
+    full = partial(refuse_if_full, most=most, agent=given.agent, asked_by=member)
+    await platform.database.read(full)
     visitor, conversation_id, seq = await say_in_room(
         request, f"/goal {given.text}", room_id=given.conversation, agent=given.agent
     )

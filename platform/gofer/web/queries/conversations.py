@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, select, tuple_
 from gofer.app import Platform
 from gofer.errors import NotFound
 from gofer.integration import Incoming
+from gofer.jobs.notifications import JOBS
 from gofer.memory import records
 from gofer.memory.scopes import conversation_scope
 from gofer.purge import Purged, purge_conversation, remove_shell_files
@@ -202,5 +203,6 @@ async def purge(platform: Platform, conversation_id: str, *, by: str) -> Purged:
     purged = await platform.database.write(
         partial(purge_conversation, vault=platform.vault, conversation_id=conversation_id, by=by)
     )
+    platform.signals.wake(JOBS)  # what runs there is stopped now, and not when its lease is renewed
     await asyncio.to_thread(remove_shell_files, platform.settings.data_dir / "shells", conversation_id)
     return purged
