@@ -209,7 +209,7 @@ def share(most: int) -> int:
 def refuse_if_full(connection: Connection, most: int, agent: str = "", asked_by: str = "") -> None:
     """Raise TooOften when the named agent, or every agent, has as many goals under way as it takes on, of everybody or
     of whoever asks."""
-    bounds = [(true(), most, TOO_MANY)]
+    bounds: list[tuple[ColumnElement[bool], int, str]] = [(true(), most, TOO_MANY)]
     if asked_by:
         bounds.append((goals.c.asked_by == asked_by, share(most), TOO_MANY_EACH))
     for which, bound, words in bounds:

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from gofer.errors import Conflict, NotFound
 from gofer.jobs import control
 from gofer.jobs.outcome import Cancel, Done, Outcome, Retry, Snooze, Wait
-from gofer.jobs.queue import Claim, cancels
+from gofer.jobs.queue import Claim, held
 from gofer.store.tables import questions
 from support.world import World
 
@@ -36,7 +36,7 @@ async def test_cancelling_a_running_job_is_seen_by_its_worker(world: World) -> N
     job = await world.submit()
     claim = await world.claim_one()
     assert await world.cancel(job) == "running"
-    assert await world.run(cancels, owner=claim.owner) == [job]
+    assert await world.run(held, owner=claim.owner) == {job: (claim.fence, True)}
     await world.end(claim, Cancel("cancelled"))
     assert await world.states(job) == ["cancelled"]
 
