@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.report import Row
+from gofer.releases.lifecycle import approve
 from gofer.releases.source import release_source, write_source
-from gofer.releases.stage import approve, build_release, compile_release, stage
+from gofer.releases.stage import build_release, compile_release, stage
 from gofer_supervisor.home import Home
 
 GROUP = "supervisor"

@@ -438,9 +438,9 @@ def _embeddings(
 async def _handle_release(platform: Platform, verb: str, run: Run) -> Outcome:
     """Ask or tell about a release: loaded when there is such a job, which most processes never see."""
     from gofer.releases.approval import ReleaseJobs
-    from gofer_supervisor.home import Home
+    from gofer.releases.lifecycle import open_home
 
-    home = Home(str(platform.settings.home_path.absolute()))
+    home = open_home(platform.settings)
     url = platform.settings.public_url.rstrip("/") or platform.url
     jobs = ReleaseJobs(platform.database, platform.vault, platform.accounts, home, url)
     return await (jobs.ask(run) if verb == "ask" else jobs.tell(run))

@@ -72,6 +72,12 @@ _HARMLESS = re.compile(
 _HTML_LINE = re.compile(r"(?:[^\S\n]|[>*+.)\d-])*+<")
 _SCHEME = re.compile(r"(?:javascript|vbscript|data|file|tg|intent)(?=\s{0,4}(?::|&colon|&#))", re.I)
 _LINK = re.compile(r"\](?=\(\s{0,4}<?(?!https?://|mailto:)[^)\s/#?]{0,200}[:&])", re.I)
+_MARKS = re.compile(
+    r"`(?P<code>[^`\n]{1,1000})`|\*\*(?P<strong>[^*\n]{1,1000})\*\*|^#{1,6} "
+    r"|\[(?P<link>[^\]\n]{1,1000})\]\((?P<address>https?://[^)\s]{1,2000})\)",
+    re.M,
+)
+"""What a reader of Markdown takes away: marks of code, stress and headings, and the form of a link."""
 _FENCE = re.compile(r"(`{3,}|~{3,})([^\n]*)")
 _LONG_FENCE = re.compile("`{101}|~{101}")
 """Longer than who cuts a text into parts closes and opens again."""
@@ -103,6 +109,21 @@ def gist(text: str, limit: int = MAX_GIST) -> str:
     """What a text is about, by rule: its beginning on one line, without marks that could end a line of ours."""
     line = " ".join(_MARKUP.sub(" ", clean(text[: limit * 20])).replace('"', "'").split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def plain_text(text: str) -> str:
+    """Markdown as it reads without its marks, for a place that does not render it. Code stays as it is."""
+    pieces = [
+        "\n".join(piece.strip("\n").split("\n")[1:-1]) + "\n" if is_code else _MARKS.sub(_unmarked, piece)
+        for is_code, piece in _pieces(text or "")
+    ]
+    return "".join(pieces).strip("\n")
+
+
+def _unmarked(found: re.Match[str]) -> str:
+    if found["address"]:
+        return f"{found['link']} ({found['address']})"
+    return found["code"] or found["strong"] or ""
 
 
 def defuse(text: str, *, here: str = "", people: Collection[str] = ()) -> str:

@@ -21,15 +21,16 @@ import structlog
 from sqlalchemy import Connection, select
 
 from gofer.errors import GoferError
+from gofer.jobs.control import withdraw
 from gofer.jobs.notifications import JOBS
 from gofer.jobs.queue import lock_lane
+from gofer.store import audit
 from gofer.store import events as log_of_events
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.database import Database
-from gofer.store.tables import SUPERVISED, events
+from gofer.store.tables import SUPERVISED, audit_entries, events
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
-from gofer_supervisor.home import Home
 
 if TYPE_CHECKING:
     from gofer.app import Platform
@@ -43,6 +44,9 @@ MAX_EVENT = 64 * 1024
 SIGNS_PER_WATCHDOG = 3
 SAME_DEPLOYMENT = 20
 """Events of one kind among which one of the same deployment is looked for."""
+SAME_COMMAND = 20
+"""Audit entries of one command among which the same one is looked for."""
+MAX_WORD = 200
 
 
 def passed_socket() -> socket.socket | None:
@@ -77,21 +81,29 @@ async def give_signs_of_life() -> None:
 
 
 async def keep_record(platform: Platform) -> None:
-    """Put what the supervisor saw into the event log as it happens, and ask about releases that wait for a word."""
-    from gofer.releases.approval import ask_about_waiting  # only who is supervised needs them
-    from gofer.releases.stage import waiting_releases
+    """Put what the supervisor saw into the event log as it happens, and what commands did to its home into the audit
+    log; ask about releases that wait for a word, and close questions that were answered by a command."""
+    from gofer.releases.approval import (  # only who is supervised needs them
+        ask_about_waiting,
+        decided_questions,
+    )
+    from gofer.releases.lifecycle import open_home, waiting_releases
 
-    home = Home(str(platform.settings.home_path.absolute()))
+    home = open_home(platform.settings)
     spool = platform.settings.home_path / "events"
+    database, vault = platform.database, platform.vault
     while True:
         try:
-            await record_spooled(platform.database, platform.vault, platform.redactor, spool)
+            await record_spooled(database, vault, platform.redactor, spool)
+            await record_commands(database, platform.settings.home_path)
+            decided = await database.read(partial(decided_questions, home=home))
+            for question_id, why in decided:
+                await database.write(partial(withdraw, vault=vault, question_id=question_id, why=why))
+            made = 0
             if await asyncio.to_thread(waiting_releases, home):
-                made = await platform.database.write(
-                    partial(ask_about_waiting, vault=platform.vault, home=home)
-                )
-                if made:
-                    platform.signals.wake(JOBS)
+                made = await database.write(partial(ask_about_waiting, vault=vault, home=home))
+            if decided or made:
+                platform.signals.wake(JOBS)
         except GoferError as error:
             log.warning("supervisor.events_kept", error=str(error))
         except Exception:
@@ -107,6 +119,43 @@ async def record_spooled(database: Database, vault: Vault, redactor: Redactor, s
             masked = redactor.redact_value(event)  # last lines may hold anything
             await database.write(partial(_record, vault=vault, number=number, event=masked))
         await asyncio.to_thread(partial(place.unlink, missing_ok=True))
+
+
+async def record_commands(database: Database, home: Path) -> None:
+    """Put what commands did to the home into the audit log, each once. A file goes when its entry is in the log."""
+    from gofer.releases.lifecycle import COMMANDS
+
+    for place in await asyncio.to_thread(lambda: sorted((home / COMMANDS).glob("[0-9]*.json"))):
+        command = await asyncio.to_thread(_read_command, place)
+        if command is not None:
+            await database.write(partial(_audit, command=command, mark=place.stem))
+        await asyncio.to_thread(partial(place.unlink, missing_ok=True))
+
+
+def _read_command(place: Path) -> dict[str, Any] | None:
+    try:
+        with place.open("rb") as file:
+            found = json.loads(file.read(MAX_EVENT))
+        words = {name: str(found[name])[:MAX_WORD] for name in ("action", "subject", "by")}
+        return {**words, "data": {**dict(found["data"]), "given_at": float(found["at"])}}
+    except FileNotFoundError:  # another process was quicker
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.error("supervisor.command_unreadable", file=place.name, error=str(error))
+        return None
+
+
+def _audit(connection: Connection, command: dict[str, Any], mark: str) -> None:
+    """Write a command into the audit log, unless a process did so that was killed before it could say so."""
+    lock_lane(connection, "supervisor.events")
+    same = audit_entries.c.action == command["action"], audit_entries.c.subject == command["subject"]
+    lately = select(audit_entries.c.data).where(*same).order_by(audit_entries.c.id.desc()).limit(SAME_COMMAND)
+    if any(data.get("mark") == mark for data in connection.execute(lately).scalars()):
+        return
+    facts = {"workspace_id": FIRST_WORKSPACE, "member_id": "", "name": command["by"], "via": "socket"}
+    what = {"address": "", "action": command["action"], "subject": command["subject"], "status": 200}
+    entry = audit.append(connection, {**facts, **what})
+    audit.end(connection, entry, status=200, data={**command["data"], "mark": mark})
 
 
 def _waiting(spool: Path) -> Iterator[tuple[int, Path]]:

@@ -119,7 +119,8 @@ class Deployments:
         """Write down the release that is installed. Its manifest can always be written again."""
         kept: dict[str, Any] = {}
         with contextlib.suppress(HomeError):
-            kept = {"previous": self._home.manifest(self._config.release.build).get("previous", "")}
+            known = self._home.manifest(self._config.release.build)
+            kept = {name: known[name] for name in ("previous", "proved_at", "taken_back") if name in known}
         facts = {"source": "installed", "schema": self._config.schema, "canary": self._config.canary, **kept}
         self._keep(lambda: self._home.add(self._config.release, **facts))
 
@@ -147,10 +148,12 @@ class Deployments:
 
     def _begin_deployment(self, id_: str, build: str, by: str) -> None:
         trial = self._state.trial
-        if not self._runnable(build) or build == self._home.linked(CURRENT):
-            say(f"Release {build} cannot be deployed: it is not here, or it runs already.")
+        if build == self._home.linked(CURRENT):
+            say(f"Release {build} runs already.")
+        elif not self._runnable(build):
+            self._refuse(id_, build, "it is not here, or what it needs is not.")
         elif changed := self._home.changed_file(build):
-            self._refuse(build, f"{changed} is not what the release was staged with.")
+            self._refuse(id_, build, f"{changed} is not what the release was staged with.")
         else:
             # One on probation gives way to the next, and if that one fails, what is known to be good comes back.
             proved = [] if trial is None else [str(trial["previous"])]
@@ -158,11 +161,13 @@ class Deployments:
             self._state.taken = id_
             self._begin_trial(build, before, by=by, step="migrate" if self._config.rolling else "stop")
 
-    def _refuse(self, build: str, why: str) -> None:
-        """Tell the owners that a release does not run after all."""
-        running = self._home.linked(CURRENT)
+    def _refuse(self, id_: str, build: str, why: str) -> None:
+        """Tell the owners that a release does not run after all: once, however often the request is taken."""
         say(f"Release {build} is not deployed: {why}")
-        self._note("revision.rolled_back", build=build, to=running, reason=f"It never ran: {why}")
+        to, reason = self._home.linked(CURRENT), f"It never ran: {why}"
+        told = {"build": build, "to": to, "reason": reason, "deployment": f"{build}@{id_}"}
+        self._note("revision.rolled_back", **told)
+        self._record_end(build, to, reason)
 
     def _begin_revert(self, id_: str, by: str) -> None:
         """Write down that the release before the current one is wanted back, because a person says so."""
@@ -298,9 +303,7 @@ class Deployments:
                 self._go_back(trial, "No conversation with it went as it should.")
             return
         self._proved_from = None
-        self._home.add(
-            self._home.release(trial["build"]), **self._facts(trial["build"]), previous=trial["previous"]
-        )
+        self._amend(trial["build"], previous=trial["previous"], proved_at=time.time(), taken_back=None)
         self._link(GOOD, trial["build"])
         told = {"build": trial["build"], "previous": trial["previous"], "deployment": deployment_id(trial)}
         self._note("revision.promoted", **told)
@@ -313,9 +316,16 @@ class Deployments:
             return True
         return not self._home.manifest(build).get("canary")
 
-    def _facts(self, build: str) -> dict[str, Any]:
-        known = {*Release.__slots__, "previous"}
-        return {name: value for name, value in self._home.manifest(build).items() if name not in known}
+    def _amend(self, build: str, **facts: Any) -> None:
+        """Write more into the manifest of a release; raises HomeError when it cannot be read."""
+        release, known = self._home.release(build), self._home.manifest(build)
+        kept = {name: value for name, value in known.items() if name not in Release.__slots__}
+        self._keep(lambda: self._home.add(release, **{**kept, **facts}))
+
+    def _record_end(self, build: str, to: str, reason: str, *, asked: bool = False) -> None:
+        """Keep with a release why it was taken back, where also a command finds it that runs without a server."""
+        with contextlib.suppress(HomeError):
+            self._amend(build, taken_back={"to": to, "reason": reason, "at": time.time(), "asked": asked})
 
     def _go_back(self, trial: dict[str, Any], why: str) -> None:
         """Have the release before the one on probation run again."""
@@ -323,6 +333,7 @@ class Deployments:
         say(f"Going back from release {trial['build']} to {previous}: {why}")
         told = {"build": trial["build"], "to": previous, "reason": why, "deployment": deployment_id(trial)}
         self._note("revision.rolled_back", **told)
+        self._record_end(str(trial["build"]), previous, why, asked=trial.get("step") == "revert")
         self._link(CURRENT, previous)
         self._state.trial, self._state.exits, self._proved_from = None, [], None
         self._save()

@@ -168,7 +168,7 @@ class Home:
     def builds(self) -> list[str]:
         """Every release there is, the oldest first."""
         found = {}
-        for build in os.listdir(self._releases):
+        for build in os.listdir(self._releases) if os.path.isdir(self._releases) else ():
             with contextlib.suppress(OSError):
                 found[build] = os.stat(f"{self._releases}/{build}/{MANIFEST}").st_mtime
         return sorted(found, key=lambda build: (found[build], build))

@@ -29,8 +29,9 @@ from sqlalchemy import Connection, select
 
 from chaos.campaign import postgres_or_none
 from e2e.scenario import Scenario, prepared
+from gofer.releases.lifecycle import approve
 from gofer.releases.source import release_source, write_source
-from gofer.releases.stage import approve, build_release, compile_release, stage
+from gofer.releases.stage import build_release, compile_release, stage
 from gofer.store import migrations
 from gofer.store.tables import LIVE, events, in_state, jobs
 from gofer_supervisor.home import Release, write_json

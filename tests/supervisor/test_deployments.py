@@ -49,7 +49,9 @@ def test_a_release_that_does_not_work_is_taken_back(gofer: Supervised, fault: st
     gofer.ask(do="deploy", build="two", by="ada")
     eventually(lambda: bool(gofer.events("revision.rolled_back")) and gofer.serves("one"))
     assert gofer.home.linked("current") == gofer.home.linked("good") == "one"
-    assert len(gofer.events("revision.rolled_back")) == 1
+    (told,) = gofer.events("revision.rolled_back")
+    kept = gofer.home.manifest("two")["taken_back"]
+    assert (kept["to"], kept["reason"], kept["asked"]) == ("one", told["reason"], False)
     assert "one restore" not in gofer.did  # it may have served: what was answered since is not forgotten
 
 
@@ -108,6 +110,7 @@ def test_a_person_can_go_back_to_the_release_before(gofer: Supervised) -> None:
     eventually(lambda: gofer.serves("one"))
     assert gofer.home.linked("good") == gofer.home.linked("current") == "one"
     assert gofer.events("revision.rolled_back")[-1]["reason"] == "ada asked for it."
+    assert gofer.home.manifest("two")["taken_back"]["asked"] is True
 
 
 def test_what_is_not_here_is_not_deployed(gofer: Supervised) -> None:

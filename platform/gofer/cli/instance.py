@@ -12,6 +12,7 @@ import typer
 from gofer.cli.client import Api, call, open_api
 from gofer.cli.exit_codes import FAILED, CommandFailed
 from gofer.cli.output import AsJson, ago, facts, plain, show, table
+from gofer.cli.update import failed
 
 PROMPTLY = 5.0
 """Seconds after which a server that was asked whether it runs does not: it hangs, or was stopped."""
@@ -139,6 +140,7 @@ def _print_status(found: dict[str, Any]) -> None:
             ),
             ("address", found["url"]),
             ("version", found["version"]),
+            *([("release", found["build"])] if found["build"] else []),
             ("database", found["database"]),
             ("data", found["data_dir"]),
             ("connections", found["connections"]),
@@ -147,6 +149,8 @@ def _print_status(found: dict[str, Any]) -> None:
             ("refused", sum(found["refused"].values())),
         ]
     )
+    if found["taken_back"]:
+        print(failed(found["taken_back"]))
     if len(found["processes"]) > 1:
         rows = [
             (each["id"], each["host"], each["pid"], each["roles"], ago(each["seen_at"]))

@@ -11,6 +11,8 @@ from gofer.cli.client import call
 from gofer.cli.exit_codes import CommandFailed
 from gofer.cli.output import AsJson, ago, plain, show, table
 
+MAX_SHOWN = 200
+
 app = typer.Typer(help="Questions that runs have asked people.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -26,12 +28,14 @@ def list_questions(
     \b
     gofer questions list
     """
+    from gofer.sanitize import plain_text
+
     found = call("GET", "/questions", params={"all": everything})
     rows = [
         (
             each["id"],
             each["job_id"],
-            each["question"][:200] + (" …" if len(each["question"]) > 200 else ""),
+            _shortened(plain_text(each["question"])),
             {"role:owner": "owners", "role:member": "members"}.get(each["asked_of"], each["asked_of"]),
             ago(each["asked_at"]),
             ago(each["expires_at"]),
@@ -40,6 +44,10 @@ def list_questions(
     ]
     columns = ("question", "job", "asks", "of", "asked", "expires")
     show(found, as_json, lambda: table(columns, rows, empty="No questions."))
+
+
+def _shortened(text: str) -> str:
+    return text[:MAX_SHOWN] + (" …" if len(text) > MAX_SHOWN else "")
 
 
 @app.command("show")
@@ -58,7 +66,9 @@ def show_question(
 
 
 def _print_question(question: dict[str, Any]) -> None:
-    for line in question["question"].splitlines():
+    from gofer.sanitize import plain_text
+
+    for line in plain_text(question["question"]).splitlines():
         print(plain(line) if line.strip() else "")
     for choice in question["choices"]:
         print(f"  gofer questions answer {question['id']} {shlex.quote(plain(choice))}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gofer.cli.exit_codes import FAILED, CommandFailed
-from gofer.cli.output import AsJson, facts, show, table
+from gofer.cli.output import AsJson, ago, facts, plain, show, table
 
 if TYPE_CHECKING:
     from gofer.settings import Settings
@@ -35,31 +35,29 @@ def list_releases(as_json: AsJson = False) -> None:
     \b
     gofer update list
     """
-    from gofer_supervisor.home import CURRENT, GOOD
+    from gofer.releases.lifecycle import last_failure, release_states
 
     home, _ = _home()
-    trial = home.load().trial
-    marks = {home.linked(GOOD): "good", home.linked(CURRENT): "current"}
-    if trial is not None:
-        marks[trial["build"]] = (
-            "on probation" if trial["step"] == "prove" else f"being deployed: {trial['step']}"
-        )
-    found = [{**one, "state": marks.get(build, "")} for build, one in home.manifests().items()]
-    rows = [
-        (
-            one["build"],
-            one["state"],
-            one.get("source", ""),
-            one.get("signed_by", ""),
-            one.get("approved_by", ""),
-        )
-        for one in found
-    ]
-    columns = ("build", "state", "from", "signed by", "approved by")
-    show(
-        {"releases": found},
-        as_json,
-        lambda: table(columns, rows, empty="None yet: `gofer up` has not run here."),
+    states = release_states(home)
+    found = [{**one, "state": states.get(build, "")} for build, one in home.manifests().items()]
+    names = ("build", "state", "source", "signed_by", "approved_by")
+    rows = [tuple(one.get(name, "") for name in names) for one in found]
+
+    def tell() -> None:
+        columns = ("build", "state", "from", "signed by", "approved by")
+        table(columns, rows, empty="None yet: `gofer up` has not run here.")
+        if failure := last_failure(home):
+            print(f"\n{failed(failure)}")
+        for build in [build for build, state in states.items() if state == "waits for approval"]:
+            print(f"\nTo let {build} be deployed: gofer update approve {build}")
+
+    show({"releases": found}, as_json, tell)
+
+
+def failed(failure: dict[str, Any]) -> str:
+    """What became of a release that was taken back, for people."""
+    return plain(
+        f"{failure['build']} was taken back {ago(failure['at'])}, and {failure['to']} runs again. {failure['reason']}"
     )
 
 
@@ -70,13 +68,25 @@ def show_release(build: Build, as_json: AsJson = False) -> None:
     \b
     gofer update show 0.2.0-3f2a9c01b7de
     """
-    from gofer.releases.stage import manifest_in
+    from gofer.releases.lifecycle import manifest_in, release_states
 
     home, _ = _home()
     found = manifest_in(home, build)
-    change = found.get("change") or {}
-    names = ("build", "version", "revision", "source", "signed_by", "checked", "schema", "approved_by")
+    found = {**found, "state": release_states(home).get(build, "")}
+    change, ended = found.get("change") or {}, found.get("taken_back") or {}
+    names = (
+        "build",
+        "state",
+        "version",
+        "revision",
+        "source",
+        "signed_by",
+        "checked",
+        "schema",
+        "approved_by",
+    )
     lines = [(name.replace("_", " "), str(found.get(name) or "")) for name in names]
+    lines += [("taken back", f"{ago(ended['at'])}: {ended['reason']}")] if ended else []
     lines += [(name, str(change[name])) for name in ("agent", "by", "summary") if change]
 
     def tell() -> None:
@@ -136,21 +146,50 @@ def build(
 
 @app.command()
 def trust(
-    key: Annotated[Path, typer.Argument(help="An Ed25519 public key in PEM form.", show_default=False)],
+    key: Annotated[
+        Path | None,
+        typer.Argument(help="An Ed25519 public key in PEM form; without it, list those that are trusted."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Trust releases that are signed with a key.
+    """Trust releases that are signed with a key, or list the keys that are trusted.
 
     \b
     openssl genpkey -algorithm ed25519 -out release.pem
     openssl pkey -in release.pem -pubout -out release.pub.pem
     gofer update trust release.pub.pem
+    gofer update trust
     """
-    from gofer.releases.stage import trust_key
+    from gofer.releases.keys import trust_key, trusted_keys
 
     home, _ = _home()
+    if key is None:
+        ids = sorted(trusted_keys(home))
+        show({"keys": ids}, as_json, lambda: print("\n".join(ids) or "No key is trusted."))
+        return
     id_ = trust_key(home, key)
+    _record(home, "trust", id_)
     show({"key": id_}, as_json, lambda: print(f"Releases signed with {id_} are trusted from now on."))
+
+
+@app.command()
+def untrust(
+    key: Annotated[
+        str, typer.Argument(help="The key, as `gofer update trust` lists it.", show_default=False)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Trust nothing any more that is signed with a key. What runs already goes on; what is staged is not deployed.
+
+    \b
+    gofer update untrust 3f2a9c01b7de44aa
+    """
+    from gofer.releases.keys import untrust_key
+
+    home, _ = _home()
+    untrust_key(home, key)
+    _record(home, "untrust", key)
+    show({"key": key}, as_json, lambda: print(f"Releases signed with {key} are not trusted any more."))
 
 
 @app.command()
@@ -182,6 +221,7 @@ def stage(
             home, place, lambda release: try_release(release, settings.sqlite_path), unsigned=unsigned
         )
     compile_release(home, staged.build)
+    _record(home, "stage", staged.build, file=wheel, signed_by=staged.signed_by, unsigned=unsigned)
     said = f"Staged as {staged.build}. To let it be deployed: gofer update approve {staged.build}"
     told = {"build": staged.build, "version": staged.version, "signed_by": staged.signed_by}
     show(told, as_json, lambda: print(said))
@@ -194,10 +234,11 @@ def approve(build: Build, as_json: AsJson = False) -> None:
     \b
     gofer update approve 0.2.0-3f2a9c01b7de
     """
-    from gofer.releases.stage import approve as approve_release
+    from gofer.releases.lifecycle import approve as approve_release
 
     home, _ = _home()
     approve_release(home, build, by=_who())
+    _record(home, "approve", build)
     show({"build": build}, as_json, lambda: print(f"Approved. To run it: gofer update deploy {build}"))
 
 
@@ -213,13 +254,15 @@ def deploy(
     \b
     gofer update deploy 0.2.0-3f2a9c01b7de
     """
-    from gofer.releases.stage import deploy as deploy_release
+    from gofer.releases.lifecycle import deploy as deploy_release
 
     home, _ = _home()
     _require_supervisor(home)
     deploy_release(home, build, by=_who())
+    _record(home, "deploy", build)
     outcome = _outcome(home, build) if wait else {"state": "asked for"}
-    show({"build": build, **outcome}, as_json, lambda: print(f"{build}: {outcome['state']}."))
+    why = plain(outcome["reason"]) if outcome.get("reason") else ""
+    show({"build": build, **outcome}, as_json, lambda: print(f"{build}: {outcome['state']}. {why}".rstrip()))
     if outcome["state"] == "taken back":
         raise typer.Exit(FAILED)
 
@@ -231,18 +274,35 @@ def rollback(as_json: AsJson = False) -> None:
     \b
     gofer update rollback
     """
-    from gofer.errors import Conflict
-    from gofer.releases.stage import roll_back
-    from gofer_supervisor.home import CURRENT, GOOD
+    from gofer.releases.lifecycle import roll_back
 
     home, _ = _home()
     _require_supervisor(home)
-    current = home.linked(CURRENT)
-    before = home.manifests().get(current or "", {}).get("previous") or home.linked(GOOD)
-    if not before or before == current:
-        raise Conflict("There is no release before this one to go back to: gofer update list")
-    roll_back(home, by=_who())
-    show({}, as_json, lambda: print("Asked for. `gofer update list` shows what runs."))
+    before = roll_back(home, by=_who())
+    _record(home, "rollback", before)
+    said = f"Asked for: {before} runs again in a moment. `gofer update list` shows what runs."
+    show({"to": before}, as_json, lambda: print(said))
+
+
+@app.command()
+def drop(build: Build, as_json: AsJson = False) -> None:
+    """Remove a staged release. One that runs, or that may have to come back, stays.
+
+    \b
+    gofer update drop 0.2.0-3f2a9c01b7de
+    """
+    from gofer.releases.lifecycle import drop as drop_release
+
+    home, _ = _home()
+    drop_release(home, build)
+    _record(home, "drop", build)
+    show({"build": build}, as_json, lambda: print(f"Release {build} is removed."))
+
+
+def _record(home: Home, action: str, subject: str, **facts: Any) -> None:
+    from gofer.releases.lifecycle import record_command
+
+    record_command(home, action, subject, by=_who(), **facts)
 
 
 def _outcome(home: Home, build: str) -> dict[str, Any]:
@@ -255,18 +315,21 @@ def _outcome(home: Home, build: str) -> dict[str, Any]:
         state = home.load()
         trial = state.trial
         if trial is None or trial["build"] != build:
-            return {"state": "runs" if home.linked(CURRENT) == build else "taken back"}
+            if home.linked(CURRENT) == build:
+                return {"state": "runs"}
+            ended = home.manifests().get(build, {}).get("taken_back") or {}
+            return {"state": "taken back", "reason": str(ended.get("reason", ""))}
         if trial["step"] == "prove" and trial.get("ready"):
             return {"state": "runs, on probation"}
         time.sleep(LOOK_EVERY)
 
 
 def _home() -> tuple[Home, Settings]:
+    from gofer.releases.lifecycle import open_home
     from gofer.settings import load_settings
-    from gofer_supervisor.home import Home
 
     settings = load_settings()
-    home = Home(str(settings.home_path.absolute()))
+    home = open_home(settings)
     home.prepare()
     return home, settings
 

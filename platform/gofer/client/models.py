@@ -946,6 +946,16 @@ class Process(Shape):
     seen_at: float
 
 
+class TakenBack(Shape):
+    """A release that did not work, and was taken back."""
+
+    build: str
+    to: str
+    """What runs again."""
+    reason: str
+    at: float
+
+
 class Status(Shape):
     """How the instance is doing, in one look."""
 
@@ -965,6 +975,10 @@ class Status(Shape):
     connections: int
     conversations: int
     processes: list[Process]
+    build: str = ""
+    """The release that runs, where the supervisor runs it."""
+    taken_back: TakenBack | None = None
+    """The last release that was deployed, if it did not work."""
 
 
 class Finding(Shape):

@@ -33,6 +33,7 @@ from gofer.jobs.maintenance import depth, oldest_ready
 from gofer.mcp.oauth import secret_name
 from gofer.mcp.settings import McpServerSettings
 from gofer.memory.recall import DAMAGED, examine_scopes
+from gofer.releases.lifecycle import last_failure, open_home
 from gofer.runs.agent_files import (
     NAME,
     AgentFiles,
@@ -90,6 +91,7 @@ async def examine(platform: Platform) -> list[Finding]:
         ("refused requests", _refused),
         ("memory", _memory),
         ("jobs", _jobs),
+        ("releases", _releases),
     ]
     found: list[Finding] = []
     for name, check in checks:
@@ -315,6 +317,14 @@ async def _jobs(platform: Platform) -> list[Finding]:
         line = f"A job has been ready for {oldest:.0f} s and nobody took it."
         found.append(Finding("jobs", "error", line, "gofer status"))
     return found or [Finding("jobs", "ok", "None is dead or stuck.")]
+
+
+async def _releases(platform: Platform) -> list[Finding]:
+    failure = await asyncio.to_thread(last_failure, open_home(platform.settings))
+    if failure is None:
+        return []
+    line = f"{failure['build']} was taken back, and {failure['to']} runs again. {failure['reason']}"
+    return [Finding("releases", "warning", line, f"gofer update show {failure['build']}, then drop it")]
 
 
 async def look_at_agents(platform: Platform) -> list[Finding]:

@@ -38,6 +38,7 @@ PAGES = {
     "connections": "operations.md#commands",
     "refused requests": "operations.md#commands",
     "jobs": "operations.md#commands",
+    "releases": "updates.md",
 }
 """Where each check is explained, below docs/."""
 

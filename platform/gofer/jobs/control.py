@@ -315,6 +315,21 @@ def _tell_others(
     plan_replies(connection, vault, job, drafts)
 
 
+def withdraw(connection: Connection, vault: Vault, question_id: str, *, why: str) -> None:
+    """Close a question that needs no answer any more, and say why wherever it stands. Its job goes on without one."""
+    asked = select(questions.c.job_id).where(questions.c.id == question_id)
+    row = _hold(connection, int(connection.execute(asked).scalar_one()))
+    closed = connection.execute(
+        update(questions)
+        .where(questions.c.id == question_id, questions.c.answered_at.is_(None))
+        .values(answered_at=now())
+    )
+    if closed.rowcount == 1 and row.state == JobState.WAITING:
+        _tell_others(connection, vault, row, question_id, why, "")
+        ready = {"state": JobState.READY, "run_at": now()}
+        _note(connection, row.id, "question.withdrawn", {"question": question_id}, **ready)
+
+
 @dataclass(frozen=True, slots=True)
 class GivenAnswer:
     """What became of a question that a job asked."""

@@ -20,15 +20,24 @@ from gofer.jobs.outcome import OWNERS, Dead, Done, Draft, Outcome, Snooze
 from gofer.jobs.queue import SERVICE, lock_lane, submit
 from gofer.jobs.worker import Run
 from gofer.outbox.role_questions import ask_role, private_chats
+from gofer.releases.lifecycle import (
+    approve,
+    decline,
+    deploy,
+    manifest_in,
+    roll_back,
+    untrusted,
+    waiting_releases,
+)
 from gofer.releases.source import describe_changes, parse_diff
-from gofer.releases.stage import approve, decline, deploy, manifest_in, roll_back, waiting_releases
+from gofer.releases.wheel import ReleaseRefused
 from gofer.secrets.rotation import new_conversation_key
 from gofer.store import migrations
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.ids import new_id
-from gofer.store.tables import conversations
+from gofer.store.tables import conversations, jobs, questions
 from gofer.vault.envelope import Vault
 from gofer_supervisor.home import CURRENT, Home
 
@@ -69,13 +78,48 @@ def ask_about_waiting(connection: Connection, vault: Vault, home: Home) -> int:
             kind=RELEASE_QUESTION,
             lane=f"release:{build}",
             pool=SERVICE,
-            payload={"build": build},
-            unique_key=f"release.question:{build}",
+            payload={"build": build, "staged_at": manifest.get("staged_at")},
+            unique_key=":".join(["release.question", build, *_staging(manifest)]),
             conversation_id=updates_conversation(connection, vault),
         )
-        for build in waiting_releases(home)
+        for build, manifest in waiting_releases(home).items()
+        if not untrusted(home, manifest)
     ]
     return sum(job is not None for job in made)
+
+
+def _staging(manifest: Mapping[str, Any]) -> list[str]:
+    """What tells one staging of a release from another: each is asked about."""
+    return [f"{manifest['staged_at']}"] if manifest.get("staged_at") else []
+
+
+def decided_questions(connection: Connection, home: Home) -> list[tuple[str, str]]:
+    """The open questions about releases that were decided elsewhere, such as at the command line: what became of each,
+    by the question's id."""
+    query = (
+        select(questions.c.id, jobs.c.kind, jobs.c.payload)
+        .join(jobs, jobs.c.id == questions.c.job_id)
+        .where(questions.c.answered_at.is_(None), jobs.c.kind.in_((RELEASE_QUESTION, RELEASE_NOTICE)))
+    )
+    asked = [(row.id, _decided(home, row.kind, row.payload)) for row in connection.execute(query)]
+    return [(question_id, why) for question_id, why in asked if why]
+
+
+def _decided(home: Home, kind: str, payload: Mapping[str, Any]) -> str:
+    """What became of a release that nobody need answer about any more; empty while somebody should."""
+    build = str(payload["build"])
+    manifest = home.manifests().get(build)
+    if kind == RELEASE_NOTICE:
+        return "" if home.linked(CURRENT) == build else f"{build} does not run any more"
+    if manifest is None:
+        return f"{build} was removed"
+    if manifest.get("approved_by"):
+        return f"{manifest['approved_by']} approved {build}"
+    if manifest.get("declined_by"):
+        return f"{manifest['declined_by']} declined {build}"
+    if manifest.get("staged_at") != payload.get("staged_at"):
+        return f"{build} was staged again"
+    return untrusted(home, manifest)
 
 
 def tell_owners(connection: Connection, vault: Vault, number: int, kind: str, data: dict[str, Any]) -> None:
@@ -135,20 +179,22 @@ class ReleaseJobs:
         build = str(run.claim.payload["build"])
         given = await self._answer(run, f"release {build}")
         try:
+            if not given.text and _decided(self.home, RELEASE_QUESTION, run.claim.payload):
+                return Done()
             if not given.asked or given.open:
                 return await self._question(build)
             if given.text != APPROVE:
                 decline(self.home, build, by=given.by or "nobody, in time")
                 return Done()
             if manifest_in(self.home, build).get("approved_by") not in (None, "", given.by):
-                return Done(
-                    reason="release.decided"
-                )  # somebody approved it elsewhere, and saw what became of it
+                return Done()  # somebody approved it elsewhere, and saw what became of it
             approve(self.home, build, by=given.by)
             if build not in (self.home.linked(CURRENT), (self.home.load().trial or {}).get("build")):
                 deploy(self.home, build, by=given.by)
         except NotFound:
             return Dead("release.gone", detail=f"Release {build} is not in the home any more.")
+        except ReleaseRefused as error:
+            return Dead("release.refused", detail=str(error))
         except Conflict:
             return Snooze(BUSY, "release.busy")  # another one is being deployed
         return Done()
@@ -190,7 +236,9 @@ class ReleaseJobs:
         )
 
     def _migration(self, manifest: Mapping[str, Any]) -> str:
-        new = str(manifest.get("schema") or "unknown")
+        new = str(manifest.get("schema") or "")
+        if not new:
+            return "It does not say which version of the store it needs; a copy is made first on SQLite."
         if new == migrations.newest():
             return f"It leaves the store at version {new}, as it is."
         return f"It brings the store from version {migrations.newest()} to {new}; a copy is made first on SQLite."
@@ -215,8 +263,12 @@ class ReleaseJobs:
         payload = run.claim.payload
         facts = {name: str(payload.get(name, "")) for name in TOLD}
         text = NOTICES[str(payload["kind"])].format(**facts)
-        if payload["kind"] == PROMOTED and facts["previous"]:
-            return await self._tell_with_way_back(run, text, facts)
+        given = await self._answer(run, f"running {facts['build']}")
+        over = _decided(self.home, RELEASE_NOTICE, payload)
+        if over and given.asked and not given.text:
+            return Done()
+        if payload["kind"] == PROMOTED and facts["previous"] and (given.asked or not over):
+            return await self._tell_with_way_back(given, text, facts)
         connected = await self.accounts.all()
         places = await self.database.read(
             lambda connection: list(private_chats(connection, connected, FIRST_WORKSPACE, ("owner",)))
@@ -225,15 +277,16 @@ class ReleaseJobs:
             tuple(Draft(binding, tuple(one.integration.split(text)), "note") for one, binding in places)
         )
 
-    async def _tell_with_way_back(self, run: Run, text: str, facts: Mapping[str, str]) -> Outcome:
-        about = f"running {facts['build']}"
-        given = await self._answer(run, about)
+    async def _tell_with_way_back(self, given: GivenAnswer, text: str, facts: Mapping[str, str]) -> Outcome:
         if not given.asked or given.open:
+            about = f"running {facts['build']}"
             return await self._ask_owners(text + CAN_GO_BACK.format(**facts), about, (KEEP, ROLL_BACK))
         if given.text != ROLL_BACK or self.home.linked(CURRENT) != facts["build"]:
             return Done()
         try:
             roll_back(self.home, by=given.by)
+        except NotFound as error:
+            return Dead("release.gone", detail=str(error))
         except Conflict:
             return Snooze(BUSY, "release.busy")
         return Done()

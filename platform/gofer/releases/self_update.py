@@ -28,6 +28,7 @@ from gofer.jobs.kinds import RELEASE_BUILD
 from gofer.jobs.outcome import Dead, Done, Draft, Outcome
 from gofer.jobs.queue import AGENT, Claim, submit
 from gofer.jobs.worker import Run
+from gofer.releases.lifecycle import open_home
 from gofer.releases.source import (
     MAX_DIFF,
     apply_diff,
@@ -50,7 +51,7 @@ from gofer.store.messages import StoredMessage, binding_of
 from gofer.store.tables import LIVE, SCHEDULE, JobState, Trust, in_state, jobs
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer.vault.envelope import Vault
-from gofer_supervisor.home import Home, Release
+from gofer_supervisor.home import Release
 
 MAX_OPEN = 3
 """Changes that may wait to be built at once."""
@@ -204,7 +205,7 @@ class SelfUpdate:
 
     def _stage(self, change: Change, stopping: threading.Event) -> str:
         files = apply_diff(release_source(), parse_diff(change.diff.encode()))
-        home = Home(str(self.settings.home_path.absolute()))
+        home = open_home(self.settings)
         home.prepare()
         with tempfile.TemporaryDirectory(prefix="gofer-change-") as folder:
             place = Path(folder, "workspace", "source")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -12,40 +11,27 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-
 import gofer
 from gofer.errors import Conflict, NotFound
+from gofer.releases.keys import check_signature, sign
+from gofer.releases.lifecycle import in_use, prune
 from gofer.releases.wheel import LOCK, ReleaseRefused, Wheel, build_wheel, read_wheel, unpack_wheel
 from gofer.store import migrations
-from gofer_supervisor.home import (
-    CURRENT,
-    GOOD,
-    MANIFEST,
-    Home,
-    HomeError,
-    Release,
-    manifest_content,
-    write_json,
-)
+from gofer_supervisor.home import MANIFEST, Home, Release, manifest_content, write_json
 
-SIGNED = b"gofer release\0"
-"""What a signature is over begins so, and nothing else that is signed does."""
 MAX_MANIFEST = 1024 * 1024
-KEPT = 3
-"""Releases that are kept; those that are current or good are kept beside them."""
 CANARY = "gofer/releases/canary.py"
 """A release that has this file says by itself whether a conversation with it goes as it should."""
 INSTALL_TIMEOUT, COMPILE_TIMEOUT = 1800.0, 300.0
 FREE_SPACE = 200 * 1024 * 1024
 """Bytes that staging leaves free."""
+ALONE_TIMEOUT, LOOK_EVERY = 60.0, 0.2
+"""Seconds to wait for another release that is being staged, and between two looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +68,7 @@ def build_release(
         "revision": revision,
         "wheel": facts.digest,
         "lock": facts.lock,
-        "schema": newest_schema(source),
+        "schema": newest_schema(source / "platform"),
         "built_at": int(time.time()),
     }
     if key is not None:
@@ -92,88 +78,16 @@ def build_release(
     return wheel, place
 
 
-def newest_schema(source: Path) -> str:
-    """The version of the store that a source tree brings it to, read from its text."""
-    text = (source / "platform/gofer/store/migrations/__init__.py").read_text()
-    return next(line.split('"')[1] for line in text.splitlines() if line.startswith("NEWEST = "))
+def newest_schema(top: Path) -> str:
+    """The version of the store that a release brings it to, read from its text; empty when that is unknown."""
+    place = top / "gofer/store/migrations/__init__.py"
+    lines = place.read_text().splitlines() if place.exists() else []
+    return next((line.split('"')[1] for line in lines if line.startswith("NEWEST = ")), "")
 
 
 def manifest_of(wheel: Path) -> Path:
     """Where the manifest of a wheel is: beside it."""
     return wheel.with_name(f"{wheel.name}.json")
-
-
-# Signatures
-
-
-def sign(manifest: Mapping[str, Any], key: Path) -> dict[str, str]:
-    """A signature over a manifest, by an Ed25519 key in PEM form."""
-    try:
-        private = serialization.load_pem_private_key(key.read_bytes(), None)
-    except (OSError, ValueError, TypeError) as error:
-        raise ReleaseRefused(f"{key} holds no private key in PEM form: {error}") from error
-    if not isinstance(private, Ed25519PrivateKey):
-        raise ReleaseRefused(
-            f"{key} is no Ed25519 key. Make one: openssl genpkey -algorithm ed25519 -out {key}"
-        )
-    value = base64.b64encode(private.sign(_signed_bytes(manifest))).decode()
-    return {"key": key_id(private.public_key()), "value": value}
-
-
-def _signed_bytes(manifest: Mapping[str, Any]) -> bytes:
-    plain = {name: value for name, value in manifest.items() if name != "signature"}
-    return SIGNED + json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
-
-
-def key_id(key: Ed25519PublicKey) -> str:
-    """A short name for a public key."""
-    return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:16]
-
-
-def trust_key(home: Home, key: Path) -> str:
-    """Believe releases that are signed with this public key from now on; returns its id."""
-    try:
-        public = serialization.load_pem_public_key(key.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ReleaseRefused(f"{key} holds no public key in PEM form: {error}") from error
-    if not isinstance(public, Ed25519PublicKey):
-        raise ReleaseRefused(f"{key} is no Ed25519 key.")
-    directory = Path(home.path, "trusted")
-    directory.mkdir(mode=0o700, exist_ok=True)
-    (directory / f"{key_id(public)}.pub").write_bytes(public.public_bytes_raw())
-    return key_id(public)
-
-
-def trusted_keys(home: Home) -> dict[str, Ed25519PublicKey]:
-    """The keys that releases may be signed with, by id."""
-    found: dict[str, Ed25519PublicKey] = {}
-    for place in Path(home.path, "trusted").glob("*.pub"):
-        key = Ed25519PublicKey.from_public_bytes(place.read_bytes())
-        found[key_id(key)] = key
-    return found
-
-
-def check_signature(home: Home, manifest: Mapping[str, Any]) -> str:
-    """The id of the trusted key that signed a manifest; raises ReleaseRefused."""
-    signature = manifest.get("signature")
-    if not isinstance(signature, dict):
-        raise ReleaseRefused("The release is not signed. If you know where it is from: --unsigned")
-    key = trusted_keys(home).get(str(signature.get("key")))
-    if key is None:
-        raise ReleaseRefused(
-            f"The release is signed with the key {str(signature.get('key'))[:16]}, which is not trusted here. "
-            "If you know whose it is: gofer update trust KEY.pem"
-        )
-    try:
-        key.verify(base64.b64decode(str(signature.get("value")), validate=True), _signed_bytes(manifest))
-    except (InvalidSignature, binascii.Error, ValueError) as error:
-        raise ReleaseRefused(
-            "The signature is wrong: the manifest was changed after it was signed."
-        ) from error
-    return str(signature["key"])
-
-
-# Staging
 
 
 def stage(
@@ -190,43 +104,114 @@ def stage(
     change was built here, so nobody else could have signed it.
     """
     facts, manifest = _verified(wheel, needed=not unsigned)
-    signed_by = "" if unsigned or change is not None else check_signature(home, manifest)
-    _refuse_unreadable(home, str(manifest.get("schema", "")))
+    signed_by = "" if change is not None else _signer(home, manifest, needed=not unsigned)
+    _refuse_unreadable(str(manifest.get("schema") or ""))
     build = f"{facts.version}-{facts.digest[:12]}"
-    target = Path(home.path, "releases", build)
-    if target.exists():
-        if change is not None and manifest_in(home, build).get("change", {}).get("mark") == change.mark:
-            return Staged(build, facts.version, signed_by)
-        raise Conflict(f"Release {build} is staged already.")
-    _need_space(home, wheel)
-    beside = target.with_name(f".{build}.new")
-    shutil.rmtree(beside, ignore_errors=True)
+    staged = Staged(build, facts.version, signed_by)
+    with _alone(home):
+        if _is_staged(home, staged, change):
+            return staged
+        _need_space(home, wheel)
+        _unpack_and_check(home, wheel, staged, check, _Origin(manifest, facts.lock, change))
+        prune(home)
+    return staged
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What the manifest of a wheel says, and the change it was built from, if there is one."""
+
+    manifest: Mapping[str, Any]
+    lock: str
+    change: Change | None
+
+
+def _signer(home: Home, manifest: Mapping[str, Any], *, needed: bool) -> str:
+    """The id of the trusted key that signed a release; empty where there is none and none is needed."""
+    try:
+        return check_signature(home, manifest)
+    except ReleaseRefused:
+        if needed:
+            raise
+        return ""
+
+
+@contextlib.contextmanager
+def _alone(home: Home) -> Iterator[None]:
+    """Stage one release at a time, and remove what one that was killed has left half done."""
+    with open(f"{home.path}/stage.lock", "wb") as lock:
+        give_up = time.monotonic() + ALONE_TIMEOUT
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() > give_up:
+                    raise Conflict("Another release is being staged. Try again when that is done.") from error
+                time.sleep(LOOK_EVERY)
+        for place in Path(home.path, "releases").glob(".*"):
+            shutil.rmtree(place, ignore_errors=True)
+        yield
+
+
+def _is_staged(home: Home, staged: Staged, change: Change | None) -> bool:
+    """Whether this very staging was done before; raises Conflict when the release is here by another one. One that
+    nobody had signed gives way to the same one with a signature, unless it is in use."""
+    if not Path(home.path, "releases", staged.build).exists():
+        return False
+    known = home.manifests().get(staged.build, {})
+    if change is not None and (known.get("change") or {}).get("mark") == change.mark:
+        return True
+    if (known.get("signed_by") or not staged.signed_by) or staged.build in in_use(home):
+        raise Conflict(
+            f"Release {staged.build} is staged already: gofer update list. "
+            f"To stage it anew: gofer update drop {staged.build}"
+        )
+    return False
+
+
+def _unpack_and_check(
+    home: Home, wheel: Path, staged: Staged, check: Callable[[Release], str], origin: _Origin
+) -> None:
+    """Unpack a wheel beside its place, try it, and put it there as a whole."""
+    build, target = staged.build, Path(home.path, "releases", staged.build)
+    beside, old = target.with_name(f".{build}.new"), target.with_name(f".{build}.old")
     try:
         unpack_wheel(wheel, beside / "lib")
-        python = _python_for(home, beside / "lib" / LOCK, facts.lock)
-        tried = Release(build=build, version=facts.version, python=python, path=[str(beside / "lib")])
-        found = check(tried)
-        told: dict[str, Any] = {name: manifest.get(name) for name in ("schema", "built_at", "lock")}
-        told |= {"source": "file", "signed_by": signed_by, "checked": found, "approved_by": ""}
-        told["canary"] = (beside / "lib" / CANARY).exists()
-        if change is not None:
-            told |= {"source": "change", "change": asdict(change)}
+        python = _python_for(home, beside / "lib" / LOCK, origin.lock)
+        schema = str(origin.manifest.get("schema") or newest_schema(beside / "lib"))
+        _refuse_unreadable(schema)
+        tried = Release(build=build, version=staged.version, python=python, path=[str(beside / "lib")])
+        told: dict[str, Any] = {
+            "schema": schema,
+            "built_at": origin.manifest.get("built_at"),
+            "lock": origin.lock,
+            "source": "file" if origin.change is None else "change",
+            "signed_by": staged.signed_by,
+            "checked": check(tried),
+            "approved_by": "",
+            "staged_at": time.time(),
+            "canary": (beside / "lib" / CANARY).exists(),
+        }
+        if origin.change is not None:
+            told["change"] = asdict(origin.change)
         release = Release(
             build=build,
-            version=facts.version,
+            version=staged.version,
             python=python,
             path=[str(target / "lib")],
-            revision=str(manifest.get("revision", "")),
+            revision=str(origin.manifest.get("revision", "")),
         )
         # The manifest comes with the files, so that a release is there as a whole or not at all.
         write_json(str(beside / MANIFEST), manifest_content(release, **told))
+        if target.exists():
+            os.replace(target, old)
         os.replace(beside, target)
     except OSError as error:
         raise ReleaseRefused(f"The release could not be staged: {error.strerror or error}.") from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    prune(home)
-    return Staged(build, facts.version, signed_by)
+        for place in (beside, old):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _verified(wheel: Path, *, needed: bool) -> tuple[Wheel, dict[str, Any]]:
@@ -250,7 +235,7 @@ def _verified(wheel: Path, *, needed: bool) -> tuple[Wheel, dict[str, Any]]:
     return facts, manifest
 
 
-def _refuse_unreadable(home: Home, schema: str) -> None:
+def _refuse_unreadable(schema: str) -> None:
     """A store that this release could not read after the new one has migrated it would make going back impossible."""
     if schema and schema != migrations.newest() and not migrations.runs_on(schema):
         raise ReleaseRefused(
@@ -320,75 +305,3 @@ def newer_releases(index: Path) -> list[tuple[str, Path]]:
 def ordered_version(version: str) -> tuple[int, ...]:
     """A version as numbers that can be compared; what is no number counts as none."""
     return tuple(int(part) if part.isdigit() else 0 for part in version.split("+")[0].split("."))
-
-
-def approve(home: Home, build: str, *, by: str) -> None:
-    """Let a release be deployed."""
-    manifest = manifest_in(home, build)
-    if not manifest.get("approved_by"):
-        write_json(f"{home.path}/releases/{build}/manifest.json", {**manifest, "approved_by": by})
-
-
-def decline(home: Home, build: str, *, by: str) -> None:
-    """Keep a release from being deployed. Somebody at the command line may still approve it."""
-    manifest = manifest_in(home, build)
-    if not manifest.get("approved_by") and not manifest.get("declined_by"):
-        write_json(f"{home.path}/releases/{build}/manifest.json", {**manifest, "declined_by": by})
-
-
-def waiting_releases(home: Home) -> list[str]:
-    """Staged releases that nobody has approved or declined."""
-    return [
-        build
-        for build, manifest in home.manifests().items()
-        if manifest.get("source") != "installed"
-        and not manifest.get("approved_by")
-        and not manifest.get("declined_by")
-    ]
-
-
-def deploy(home: Home, build: str, *, by: str) -> None:
-    """Ask the supervisor to deploy a release that was approved."""
-    if not manifest_in(home, build).get("approved_by"):
-        raise Conflict(f"Release {build} is not approved yet: gofer update approve {build}")
-    if build == home.linked(CURRENT):
-        raise Conflict(f"Release {build} runs already.")
-    _ask(home, {"do": "deploy", "build": build, "by": by})
-
-
-def roll_back(home: Home, *, by: str) -> None:
-    """Ask the supervisor to go back to the release before the current one."""
-    _ask(home, {"do": "rollback", "by": by})
-
-
-def _ask(home: Home, request: dict[str, Any]) -> None:
-    if home.asked() is not None or (home.load().trial or {}).get("step", "prove") != "prove":
-        raise Conflict("Another deployment is under way: gofer update list")
-    try:
-        home.ask(request)
-    except FileExistsError as error:
-        raise Conflict("Another deployment is under way: gofer update list") from error
-
-
-def manifest_in(home: Home, build: str) -> dict[str, Any]:
-    """All that is known of a release; raises NotFound."""
-    try:
-        return home.manifest(build)
-    except HomeError as error:
-        raise NotFound(f"{error} `gofer update list` shows those there are.") from error
-
-
-def prune(home: Home, keep: int = KEPT) -> list[str]:
-    """Remove the oldest releases; never those that run, ran well or are on probation. Returns what went."""
-    trial = home.load().trial or {}
-    needed = {home.linked(CURRENT), home.linked(GOOD), trial.get("build"), trial.get("previous")}
-    staged = [build for build, manifest in home.manifests().items() if manifest.get("source") != "installed"]
-    spare = [build for build in staged if build not in needed]
-    gone = spare[: max(0, len(spare) - keep)]
-    for build in gone:
-        shutil.rmtree(Path(home.path, "releases", build), ignore_errors=True)
-    used = {manifest.get("lock") for manifest in home.manifests().values()}
-    for place in Path(home.path, "deps").glob("*"):
-        if not any(str(lock).startswith(place.name) for lock in used):
-            shutil.rmtree(place, ignore_errors=True)
-    return gone

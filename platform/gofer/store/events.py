@@ -47,6 +47,7 @@ KINDS: dict[str, str] = {
     "task.changed": "A task was made, begun, or ended; its state says which.",
     "question.answered": "The person answered.",
     "question.expired": "Nobody answered in time.",
+    "question.withdrawn": "What was asked was decided elsewhere, so nobody need answer any more.",
     "reply.planned": "A reply was put into the ledger.",
     "reply.placed": "A part exists at the service.",
     "reply.sent": "A part is complete at the service.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from gofer.errors import Conflict, Forbidden
-from gofer.jobs.control import answer, expire_questions
+from gofer.jobs.control import answer, expire_questions, withdraw
 from gofer.jobs.outcome import Dead, Done, Outcome, Snooze, Wait
 from gofer.jobs.queue import SERVICE, Claim
 from gofer.jobs.worker import Run
@@ -22,12 +23,15 @@ from gofer.releases.approval import (
     ROLL_BACK,
     ReleaseJobs,
     ask_about_waiting,
+    decided_questions,
     tell_owners,
 )
-from gofer.releases.stage import deploy
+from gofer.releases.keys import trust_key, untrust_key
+from gofer.releases.lifecycle import approve, decline, deploy, drop
 from gofer.store import migrations
 from gofer.store.tables import conversations, jobs, questions
 from gofer_supervisor.home import Home, Release
+from support.releases import write_key
 from support.world import World
 
 
@@ -42,8 +46,11 @@ class NoAccounts:
 def home(tmp_path: Path) -> Home:
     made = Home(str(tmp_path / "home"))
     made.prepare()
+    key = trust_key(made, write_key(tmp_path / "release.pem").with_suffix(".pub"))
     release = Release(build="2.0-abc", version="2.0", python=sys.executable, revision="f00")
-    made.add(release, source="file", signed_by="key", checked="all is well", schema="9", approved_by="")
+    facts = {"schema": "9", "approved_by": "", "previous": "1.0"}
+    made.add(release, source="file", signed_by=key, checked="all is well", **facts)
+    made.link("current", "1.0")
     return made
 
 
@@ -142,6 +149,7 @@ async def test_owners_are_told_once_what_became_of_a_release(
     found = await world.rows(select(jobs).where(jobs.c.kind == "release_notice"))
     assert len(found) == told
     if told:
+        home.link("current", data["build"])
         claim = await world.claim_one(pool=SERVICE)
         outcome = await handlers(world, home).tell(Run(claim))
         assert isinstance(outcome, Wait if kind == "revision.promoted" else Done)
@@ -189,11 +197,12 @@ async def test_a_button_of_the_notice_brings_the_release_before_back(
     world: World, home: Home, text: str, current: str, asked_for: dict[str, str] | None
 ) -> None:
     told = {"build": "2.0-abc", "previous": "1.0"}
-    home.link("current", current)
+    home.link("current", "2.0-abc")
     await world.run(partial(tell_owners, vault=world.vault, number=7, kind="revision.promoted", data=told))
     claim = await world.claim_one(pool=SERVICE)
     await world.end(claim, await handlers(world, home).tell(Run(claim)))
     question = str((await world.rows(select(questions.c.id)))[0].id)
+    home.link("current", current)
     await world.run(
         partial(answer, vault=world.vault, question_id=question, text=text, by="ada", trust="owner")
     )
@@ -214,3 +223,88 @@ async def test_the_question_about_a_change_shows_who_wanted_it_and_the_diff(worl
     assert "https://gofer.example.org/versions/2.1-def" in outcome.question
     assert outcome.question.count("```") == 2, "a fence in the diff does not end ours"
     assert f"from version {migrations.newest()} to 9" in outcome.question
+
+
+async def close_decided(world: World, home: Home) -> list[str]:
+    """As a process of the running release does; returns why each was closed."""
+    found = await world.run(decided_questions, home=home)
+    for question_id, why in found:
+        await world.run(partial(withdraw, vault=world.vault, question_id=question_id, why=why))
+    return [why for _, why in found]
+
+
+@pytest.mark.parametrize(
+    ("done", "told"),
+    [
+        (lambda home: approve(home, "2.0-abc", by="root"), "root approved 2.0-abc"),
+        (lambda home: decline(home, "2.0-abc", by="root"), "root declined 2.0-abc"),
+        (lambda home: drop(home, "2.0-abc"), "2.0-abc was removed"),
+        (lambda home: home.add(home.release("2.0-abc"), staged_at=2.0), "2.0-abc was staged again"),
+        (lambda home: untrust_key(home, home.manifest("2.0-abc")["signed_by"]), "not trusted any more"),
+    ],
+)
+async def test_a_question_that_a_command_decided_is_closed_and_changes_nothing(
+    world: World, home: Home, done: Callable[[Home], None], told: str
+) -> None:
+    _, question = await asked(world, home)
+    assert await close_decided(world, home) == []
+    done(home)
+    before = home.manifests().get("2.0-abc")
+    (why,) = await close_decided(world, home)
+    assert told in why
+    late = partial(answer, vault=world.vault, question_id=question, text=APPROVE, by="ada", trust="owner")
+    with pytest.raises(Conflict, match="no longer open"):
+        await world.run(late)
+    assert await handlers(world, home).ask(Run(await world.claim_one(pool=SERVICE))) == Done()
+    assert home.manifests().get("2.0-abc") == before
+    assert home.asked() is None
+
+
+async def test_a_release_that_is_staged_again_is_asked_about_again(world: World, home: Home) -> None:
+    claim, _ = await asked(world, home)
+    home.add(home.release("2.0-abc"), source="file", staged_at=2.0)
+    await close_decided(world, home)
+    assert await world.run(ask_about_waiting, vault=world.vault, home=home) == 1
+    first = await world.claim_one(pool=SERVICE)
+    assert first.id == claim.id
+    await world.end(first, await handlers(world, home).ask(Run(first)))
+    assert isinstance(await handlers(world, home).ask(Run(await world.claim_one(pool=SERVICE))), Wait)
+
+
+async def test_the_way_back_is_closed_when_the_release_does_not_run_any_more(
+    world: World, home: Home
+) -> None:
+    home.link("current", "2.0-abc")
+    told = {"build": "2.0-abc", "previous": "1.0"}
+    await world.run(partial(tell_owners, vault=world.vault, number=7, kind="revision.promoted", data=told))
+    claim = await world.claim_one(pool=SERVICE)
+    await world.end(claim, await handlers(world, home).tell(Run(claim)))
+    assert await close_decided(world, home) == []
+    home.link("current", "1.0")
+    assert await close_decided(world, home) == ["2.0-abc does not run any more"]
+    assert await handlers(world, home).tell(Run(await world.claim_one(pool=SERVICE))) == Done()
+    assert home.asked() is None
+
+
+async def test_an_answer_for_a_key_that_is_not_trusted_any_more_deploys_nothing(
+    world: World, home: Home
+) -> None:
+    _, question = await asked(world, home)
+    await world.run(
+        partial(answer, vault=world.vault, question_id=question, text=APPROVE, by="ada", trust="owner")
+    )
+    untrust_key(home, home.manifest("2.0-abc")["signed_by"])
+    outcome = await handlers(world, home).ask(Run(await world.claim_one(pool=SERVICE)))
+    assert isinstance(outcome, Dead)
+    assert "not trusted any more" in outcome.detail
+    assert home.asked() is None
+
+
+async def test_a_release_that_does_not_say_its_store_is_asked_about_in_plain_words(
+    world: World, home: Home
+) -> None:
+    home.add(Release(build="2.2-aaa", version="2.2", python=sys.executable), source="file")
+    outcome = await handlers(world, home)._question("2.2-aaa")
+    assert isinstance(outcome, Wait)
+    assert "unknown" not in outcome.question
+    assert "does not say which version of the store" in outcome.question

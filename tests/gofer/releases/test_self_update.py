@@ -16,8 +16,8 @@ from gofer.jobs.outcome import Dead, Done
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.releases import self_update
+from gofer.releases.lifecycle import waiting_releases
 from gofer.releases.self_update import SelfUpdate, submit_change
-from gofer.releases.stage import waiting_releases
 from gofer.runs.agent_files import AgentSpec
 from gofer.runs.store_adapters import StoreBlobs
 from gofer.settings import Settings

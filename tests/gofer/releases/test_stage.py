@@ -6,47 +6,30 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gofer.errors import Conflict, NotFound
 from gofer.releases import stage as stage_module
-from gofer.releases.stage import (
-    approve,
-    build_release,
-    compile_release,
-    deploy,
-    manifest_of,
-    newer_releases,
-    prune,
-    stage,
-    trust_key,
-)
+from gofer.releases.keys import trust_key, trusted_keys, untrust_key
+from gofer.releases.lifecycle import approve, decline, deploy, drop, last_failure, prune, release_states
+from gofer.releases.stage import build_release, compile_release, manifest_of, newer_releases, stage
 from gofer.releases.wheel import ReleaseRefused
 from gofer_sandbox.bubblewrap import binary
 from gofer_supervisor.home import Home, Release
+from support.releases import write_key
 
 ROOT = Path(__file__).parents[3]
 
 
 def works(release: Release) -> str:
     return "it works"
-
-
-def write_key(place: Path) -> Path:
-    private = Ed25519PrivateKey.generate()
-    form = serialization.PrivateFormat.PKCS8
-    place.write_bytes(private.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
-    public = private.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    place.with_suffix(".pub").write_bytes(public)
-    return place
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +178,133 @@ def test_a_release_is_staged_once(home: Home, wheel: Path) -> None:
     stage(home, wheel, works)
     with pytest.raises(Conflict, match="staged already"):
         stage(home, wheel, works)
+
+
+def test_a_signed_release_takes_the_place_of_the_same_one_that_nobody_had_signed(
+    home: Home, wheel: Path, signed: Path
+) -> None:
+    manifest = manifest_of(wheel)
+    kept = manifest.read_bytes()
+    manifest.unlink()
+    build = stage(home, wheel, works, unsigned=True).build
+    assert home.manifest(build)["schema"], "read from the wheel where no manifest says it"
+    approve(home, build, by="ada")
+    manifest.write_bytes(kept)
+    again = stage(home, wheel, works)
+    assert (again.build, home.manifest(build)["signed_by"]) == (build, again.signed_by)
+    assert again.signed_by
+    assert release_states(home)[build] == "waits for approval"
+    assert sorted(place.name for place in Path(home.path, "releases").iterdir()) == [build]
+    with pytest.raises(Conflict, match="staged already"):
+        stage(home, wheel, works, unsigned=True)
+
+
+def test_an_unsigned_release_that_runs_is_not_replaced(home: Home, wheel: Path) -> None:
+    manifest = manifest_of(wheel)
+    kept = manifest.read_bytes()
+    manifest.unlink()
+    build = stage(home, wheel, works, unsigned=True).build
+    home.link("current", build)
+    manifest.write_bytes(kept)
+    with pytest.raises(Conflict, match="staged already"):
+        stage(home, wheel, works)
+
+
+def test_of_two_that_stage_the_same_release_at_once_one_does(home: Home, wheel: Path) -> None:
+    begun = threading.Event()
+
+    def slowly(release: Release) -> str:
+        begun.set()
+        time.sleep(0.3)
+        return works(release)
+
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(stage, home, wheel, slowly)
+        begun.wait(60)
+        with pytest.raises(Conflict, match="staged already"):
+            stage(home, wheel, works)
+        assert release_states(home) == {first.result().build: "waits for approval"}
+
+
+def test_what_is_signed_with_a_key_that_is_not_trusted_any_more_is_not_deployed(
+    home: Home, wheel: Path
+) -> None:
+    staged = stage(home, wheel, works)
+    approve(home, staged.build, by="ada")
+    untrust_key(home, staged.signed_by)
+    assert trusted_keys(home) == {}
+    with pytest.raises(ReleaseRefused, match="not trusted any more"):
+        deploy(home, staged.build, by="ada")
+    assert home.asked() is None
+    with pytest.raises(NotFound):
+        untrust_key(home, "../../current")
+
+
+def test_a_staged_release_can_be_dropped_and_one_that_is_needed_cannot(home: Home, wheel: Path) -> None:
+    build = stage(home, wheel, works).build
+    for name in ("current", "good"):
+        home.link(name, build)
+        with pytest.raises(Conflict, match="runs"):
+            drop(home, build)
+        Path(home.path, name).unlink()
+    approve(home, build, by="ada")
+    deploy(home, build, by="ada")
+    with pytest.raises(Conflict, match="being deployed"):
+        drop(home, build)
+    home.answered()
+    drop(home, build)
+    assert home.builds() == []
+    with pytest.raises(NotFound):
+        drop(home, build)
+    assert stage(home, wheel, works).build == build
+
+
+def test_every_release_says_how_it_stands(home: Home) -> None:
+    def add(build: str, **facts: Any) -> None:
+        home.add(Release(build=build, version="1", python=sys.executable), **{"source": "file", **facts})
+
+    ended = {"to": "runs", "reason": "It fell over.", "at": 5.0, "asked": False}
+    add("runs", proved_at=1.0, previous="before")
+    add("before", proved_at=1.0)
+    add("bad", approved_by="ada", taken_back=ended)
+    add("wanted", approved_by="ada")
+    add("unwanted")
+    add("new")
+    add("old", source="installed")
+    decline(home, "unwanted", by="ada")
+    home.link("current", "runs")
+    home.link("good", "runs")
+    assert release_states(home) == {
+        "runs": "runs",
+        "before": "ran before",
+        "bad": "taken back",
+        "wanted": "approved, not deployed",
+        "unwanted": "declined",
+        "new": "waits for approval",
+        "old": "was installed",
+    }
+    failure = last_failure(home)
+    assert failure == {"build": "bad", "to": "runs", "reason": "It fell over.", "at": 5.0}
+    state = home.load()
+    state.trial = {"build": "wanted", "previous": "runs", "by": "ada", "at": 0, "step": "migrate"}
+    home.save(state)
+    assert release_states(home)["wanted"] == "being deployed (migrate)"
+    home.link("current", "wanted")
+    state.trial["step"] = "prove"
+    home.save(state)
+    assert release_states(home)["wanted"] == "runs, on probation"
+    assert release_states(home)["runs"] == "comes back if the new one fails"
+
+
+@pytest.mark.parametrize(("asked", "proved_at"), [(True, 1.0), (False, 9.0)])
+def test_what_a_person_took_back_or_what_is_long_over_is_no_failure(
+    home: Home, asked: bool, proved_at: float
+) -> None:
+    ended = {"to": "runs", "reason": "Because.", "at": 5.0, "asked": asked}
+    home.add(Release(build="runs", version="1", python=sys.executable), proved_at=proved_at)
+    home.add(Release(build="bad", version="1", python=sys.executable), taken_back=ended)
+    home.link("good", "runs")
+    assert last_failure(home) is None
 
 
 def test_only_what_was_approved_is_deployed_and_one_at_a_time(home: Home, wheel: Path) -> None:

@@ -75,3 +75,16 @@ def test_a_release_shows_the_whole_change_and_only_an_owner_goes_back(supervised
     assert asked["do"] == "rollback"
     assert roll_back(owner) == 409, "one thing at a time"
     assert Path(home.path, "request.json").exists()
+
+
+def test_the_overview_says_what_was_taken_back_and_why(supervised: House) -> None:
+    home = Home(str(supervised.settings.home_path))
+    owner = signed_in(supervised, supervised.owner())
+    assert "was taken back" not in owner.get("/").text
+    ended = {"to": "1.1-abc", "reason": "<b>It</b> fell over.", "at": 5.0, "asked": False}
+    home.add(Release(build="1.2-bad", version="1.2", python=sys.executable), source="file", taken_back=ended)
+    page = owner.get("/").text
+    assert "was taken back" in page
+    assert "&lt;b&gt;It&lt;/b&gt; fell over." in page
+    assert "taken back" in owner.get("/versions").text
+    assert "fell over." in owner.get("/versions/1.2-bad").text

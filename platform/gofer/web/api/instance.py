@@ -21,6 +21,7 @@ from gofer.doctor import ask_model as doctor_of_models
 from gofer.doctor import ask_providers, examine
 from gofer.errors import Conflict, Forbidden
 from gofer.jobs.maintenance import depth, oldest_ready
+from gofer.releases.lifecycle import last_failure, open_home
 from gofer.secrets.rotation import rotate_master_key
 from gofer.store.backup import copy_database, copy_files, key_beside
 from gofer.store.sqlite import SqliteDatabase
@@ -48,7 +49,9 @@ async def status(request: Request) -> Response:
     """How the instance is doing, in one look."""
     platform = platform_of(request)
     figures = await platform.database.read(_figures)
-    return json_response(request, {**_process(platform), **figures})
+    failure = await asyncio.to_thread(last_failure, open_home(platform.settings))
+    told = {"build": platform.settings.build, "taken_back": failure}
+    return json_response(request, {**_process(platform), **figures, **told})
 
 
 def _process(platform: Platform) -> dict[str, Any]:

@@ -40,7 +40,7 @@ PAGE = 40
 """Messages of people shown at once; older ones are a click away."""
 AT_ONCE = 500
 
-_BY_JOB = frozenset({"question.answered", "question.expired", "job.cancel_requested"})
+_BY_JOB = frozenset({"question.answered", "question.expired", "question.withdrawn", "job.cancel_requested"})
 _OF_RUNS = ("turn.slow", "turn.finished", "tool.started", "tool.finished")
 
 

@@ -13,9 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer import __version__
-from gofer.app import Platform
 from gofer.errors import Conflict, NotFound
-from gofer.releases.stage import roll_back
+from gofer.releases.lifecycle import open_home, release_states, roll_back
 from gofer.settings import PREFIX, Settings
 from gofer.store import migrations
 from gofer.supervision import say_event, supervised_events
@@ -24,13 +23,17 @@ from gofer.web.dashboard.checks import Checks
 from gofer.web.dashboard.endpoints import page
 from gofer.web.dashboard.render import platform_of, redirect, render
 from gofer.web.queries.instance import list_processes
-from gofer_supervisor.home import Home, HomeError
+from gofer_supervisor.home import HomeError
 
 LEVELS = ("debug", "info", "warning", "error")
 MAX_LINES = 300
 HIDDEN = "set, not shown"
 UNKNOWN = dict.fromkeys(
-    ("revision", "source", "signed_by", "checked", "schema", "approved_by", "declined_by", "change"), ""
+    (
+        *("revision", "source", "signed_by", "checked", "schema"),
+        *("approved_by", "declined_by", "change", "taken_back"),
+    ),
+    "",
 )
 """What the manifest of a release may not say."""
 PLAIN_EVENT = {"last_lines": (), "build": "", "happened_at": 0.0}
@@ -66,8 +69,9 @@ async def versions(request: Request) -> Response:
     """What ran when, and why it ended, as the supervisor saw it."""
     platform = platform_of(request)
     happened = await platform.database.read(partial(supervised_events, limit=MAX_LINES))
-    home = _home(platform)
+    home = open_home(platform.settings)
     manifests = await asyncio.to_thread(home.manifests) if platform.settings.build else {}
+    states = await asyncio.to_thread(release_states, home)
     before = manifests.get(platform.settings.build, {}).get("previous", "")
     return render(
         request,
@@ -75,7 +79,9 @@ async def versions(request: Request) -> Response:
         happened=[{**PLAIN_EVENT, **event, "said": say_event(event)} for event in happened],
         version=__version__,
         build=platform.settings.build,
-        releases=[{**UNKNOWN, **each} for each in reversed(manifests.values())],
+        releases=[
+            {**UNKNOWN, **each, "state": states.get(build, "")} for build, each in reversed(manifests.items())
+        ],
         before=before if before in manifests else "",
     )
 
@@ -83,12 +89,13 @@ async def versions(request: Request) -> Response:
 @page("operator")
 async def release(request: Request) -> Response:
     """One release: where it is from, what was changed for it, and who approved it."""
-    home = _home(platform_of(request))
+    home = open_home(platform_of(request).settings)
     try:
         manifest = await asyncio.to_thread(home.manifest, request.path_params["build"])
     except HomeError as error:
         raise NotFound(str(error)) from error
-    return render(request, "release.html", release={**UNKNOWN, **manifest})
+    state = (await asyncio.to_thread(release_states, home)).get(str(manifest["build"]), "")
+    return render(request, "release.html", release={**UNKNOWN, **manifest, "state": state})
 
 
 @page("owner")
@@ -97,12 +104,8 @@ async def take_back(request: Request) -> Response:
     platform = platform_of(request)
     if not platform.settings.build:
         raise Conflict("Gofer is not run by `gofer up`, so there is no other release to run.")
-    await asyncio.to_thread(partial(roll_back, _home(platform), by=actor(request)))
+    await asyncio.to_thread(partial(roll_back, open_home(platform.settings), by=actor(request)))
     return redirect("/versions", "Asked for. The release before runs again in a moment.")
-
-
-def _home(platform: Platform) -> Home:
-    return Home(str(platform.settings.home_path.absolute()))
 
 
 def _read(connection: Connection) -> dict[str, Any]:

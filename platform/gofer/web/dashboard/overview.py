@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from gofer.alarms import refused_lately
 from gofer.connections.inflow import POLL, SCHEDULABLE
 from gofer.intake.routing import UNHEARD
 from gofer.jobs.maintenance import depth, oldest_ready
+from gofer.releases.lifecycle import last_failure, open_home
 from gofer.runs.spend import today
 from gofer.store.db_time import now
 from gofer.store.tables import ENDED_BADLY, JobState, conversations, events, in_state, jobs, spends
@@ -47,6 +49,7 @@ async def show(request: Request) -> Response:
     for name in ("running", "dead", "early", "unheard"):
         found[name] = await with_titles(platform, found[name])
     found["goals"] = platform.redactor.redact_value(found["goals"])
+    found["failure"] = await asyncio.to_thread(last_failure, open_home(platform.settings))
     connections = await checks.connections()
     turned_away = sum(platform.refusals.counts.values())
     return render(request, "overview.html", **found, connections=connections, turned_away=turned_away)

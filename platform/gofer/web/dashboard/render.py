@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from gofer.app import Platform
+from gofer.sanitize import plain_text
 from gofer.web.auth import caller_of, csrf_of, visitor_of
 from gofer.web.auth.principal import ROLES, Role
 from gofer.web.dashboard.sanitize import inert, ticks, words
@@ -112,6 +113,7 @@ class Renderer:
             count=count,
             words=words,
             ticks=ticks,
+            plain_text=plain_text,
             spelt=_spelt,
             pretty=_pretty,
         )

@@ -1,0 +1,130 @@
+"""`gofer update` in the home of a supervisor: it says how each release stands, what to do next, and is on record."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from gofer.cli.exit_codes import CONFLICT, NOT_FOUND
+from gofer.releases.lifecycle import record_command
+from gofer.store.tables import audit_entries
+from gofer.supervision import record_commands
+from gofer_supervisor.home import Home, Release
+from gofer_supervisor.process import start_time
+from support.command_line import Terminal
+from support.releases import write_key
+from support.world import World
+
+FAILED = {"to": "1.0", "reason": "The process serve ended by itself (exit code 3).", "asked": False}
+
+
+@pytest.fixture
+def home(data_dir: Path) -> Home:
+    """The release 1.0 runs, 2.0 was taken back, 3.0 waits for a word."""
+    made = Home(str(data_dir / "home"))
+    made.prepare()
+    made.add(Release(build="1.0", version="1.0", python=sys.executable), source="installed", proved_at=1.0)
+    bad = Release(build="2.0", version="2.0", python=sys.executable)
+    made.add(bad, source="file", approved_by="ada", taken_back={**FAILED, "at": time.time()})
+    made.add(Release(build="3.0", version="3.0", python=sys.executable), source="file")
+    for name in ("current", "good"):
+        made.link(name, "1.0")
+    return made
+
+
+def commands(home: Home) -> list[tuple[str, str]]:
+    found = [json.loads(place.read_text()) for place in sorted(Path(home.path, "commands").iterdir())]
+    return [(one["action"], one["subject"]) for one in found]
+
+
+def test_the_list_says_how_each_stands_and_what_failed(terminal: Terminal, home: Home) -> None:
+    said = terminal("update", "list")
+    states = {line.split()[0]: line for line in said.splitlines() if line[:3] in ("1.0", "2.0", "3.0")}
+    assert "runs" in states["1.0"]
+    assert "taken back" in states["2.0"]
+    assert "waits for approval" in states["3.0"]
+    assert "1.0 runs again. The process serve ended by itself (exit code 3)." in said
+    assert "gofer update approve 3.0" in said
+    found = terminal.json("update", "list")["releases"]
+    assert [one["state"] for one in found] == ["runs", "taken back", "waits for approval"]
+    assert "exit code 3" in terminal("update", "show", "2.0")
+
+
+def test_status_and_doctor_say_what_was_taken_back_until_it_is_dropped(
+    terminal: Terminal, home: Home
+) -> None:
+    assert "2.0 was taken back" in terminal("status")
+    assert terminal.json("status")["taken_back"]["reason"] == FAILED["reason"]
+    assert "2.0 was taken back, and 1.0 runs again" in terminal("doctor")
+    terminal("update", "drop", "2.0")
+    assert "taken back" not in terminal("status") + terminal("doctor") + terminal("update", "list")
+    assert terminal.json("status")["taken_back"] is None
+
+
+def test_keys_are_trusted_listed_and_not_trusted_any_more(
+    terminal: Terminal, home: Home, tmp_path: Path
+) -> None:
+    assert terminal("update", "trust") == "No key is trusted.\n"
+    public = write_key(tmp_path / "release.pem").with_suffix(".pub")
+    id_ = terminal.json("update", "trust", str(public))["key"]
+    assert terminal("update", "trust") == f"{id_}\n"
+    terminal("update", "untrust", id_)
+    assert terminal("update", "trust") == "No key is trusted.\n"
+    assert "No key" in terminal("update", "untrust", id_, fails=NOT_FOUND)
+    assert commands(home) == [("update.trust", id_), ("update.untrust", id_)]
+
+
+@pytest.mark.parametrize(
+    ("build", "code"), [("1.0", CONFLICT), ("nothing", NOT_FOUND), ("../../x", NOT_FOUND)]
+)
+def test_what_runs_or_is_not_there_is_not_dropped(
+    terminal: Terminal, home: Home, build: str, code: int
+) -> None:
+    terminal("update", "drop", build, fails=code)
+    assert not Path(home.path, "commands").exists(), "only what was done is on record"
+
+
+def test_a_deployment_that_was_taken_back_says_why(terminal: Terminal, home: Home) -> None:
+    state = home.load()
+    state.processes = {"1": [1, start_time(1)]}  # somebody who is alive
+    home.save(state)
+    terminal("update", "approve", "3.0")
+
+    def take_back() -> None:
+        while home.asked() is None:
+            time.sleep(0.01)
+        facts = {**home.manifest("3.0"), "taken_back": {**FAILED, "at": time.time()}}
+        home.add(
+            home.release("3.0"), **{name: facts[name] for name in ("source", "approved_by", "taken_back")}
+        )
+        home.answered()
+
+    supervisor = threading.Thread(target=take_back)
+    supervisor.start()
+    terminal("update", "deploy", "3.0", fails=1)
+    supervisor.join()
+    assert "3.0: taken back. The process serve ended by itself (exit code 3)." in terminal.shown
+    assert commands(home) == [("update.approve", "3.0"), ("update.deploy", "3.0")]
+
+
+async def test_what_commands_did_is_in_the_audit_log_once(world: World, tmp_path: Path) -> None:
+    home = Home(str(tmp_path / "home"))
+    home.prepare()
+    record_command(home, "stage", "2.0", by="ada (command line)", unsigned=True)
+    (place,) = Path(home.path, "commands").iterdir()
+    content = place.read_bytes()
+    for _ in range(2):
+        place.write_bytes(content)  # as if the process had died before it removed it
+        await record_commands(world.database, Path(home.path))
+    place.with_name("5-1.json").write_text("[")
+    await record_commands(world.database, Path(home.path))
+    assert list(Path(home.path, "commands").iterdir()) == []
+    (entry,) = await world.rows(select(audit_entries).where(audit_entries.c.action == "update.stage"))
+    assert (entry.subject, entry.name, entry.status) == ("2.0", "ada (command line)", 200)
+    assert entry.data["unsigned"] is True
