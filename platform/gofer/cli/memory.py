@@ -10,7 +10,11 @@ import typer
 
 from gofer.cli.client import call
 from gofer.cli.exit_codes import USAGE, CommandFailed
+from gofer.cli.input import read_text
 from gofer.cli.output import AsJson, ago, show, table
+
+MAX_IMPORT = 8 * 1024 * 1024
+"""Bytes of a file to import."""
 
 app = typer.Typer(help="Memory: what agents remember.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -213,24 +217,42 @@ def export(scope: Scope = "", as_json: AsJson = False) -> None:
 
 @app.command("import")
 def import_file(
-    file: Annotated[Path, typer.Argument(help="JSON lines, NDJSON or a MEMORY.md.", show_default=False)],
-    scope: Scope = "",
+    file: Annotated[
+        str, typer.Argument(help="JSON lines, NDJSON or a MEMORY.md; - for stdin.", show_default=False)
+    ],
+    scope: Annotated[
+        str,
+        typer.Option("--scope", help="conversation:ID, person:ID or agent:NAME; else what each line says."),
+    ] = "",
+    publish: Annotated[
+        int, typer.Option(min=0, help="How many private memories of the file may be for that scope.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Import notes: JSON lines, an archive index as NDJSON, or another agent's MEMORY.md. The same file twice is once.
+    """Import notes: an export, an archive index as NDJSON, or another agent's MEMORY.md. The same file twice is once.
+
+    What was exported comes back for whom it was. With --scope it is for others, and --publish says how many of its
+    memories were private.
 
     \b
+    gofer memory import notes.jsonl
     gofer memory import MEMORY.md --scope person:person_k3v9
     """
-    if not scope:
-        raise CommandFailed("Say for whom: --scope agent:NAME, person:ID or conversation:ID.", USAGE)
-    try:
-        text = file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandFailed(f"{file} cannot be read as text: {error}", USAGE) from None
-    form = "markdown" if file.suffix.lower() in (".md", ".markdown") else "jsonl"
-    done = call("POST", "/memories/import", json={"scope": scope, "format": form, "text": text})
-    show(done, as_json, lambda: print(f"{done['imported']} memories are kept for {done['scope']}."))
+    text = read_text(file, MAX_IMPORT)
+    form = "markdown" if Path(file).suffix.lower() in (".md", ".markdown") else "jsonl"
+    form = "" if file == "-" else form
+    wish = {"scope": scope, "format": form, "text": text, "publish": publish}
+    done = call("POST", "/memories/import", json=wish)
+
+    def shown() -> None:
+        whom = f"for {done['scope']}" if done["scope"] else "each for whom it was"
+        print(f"{done['imported']} memories are kept, {whom}.")
+        if done["forgotten"]:
+            print(
+                f"{done['forgotten']} more were forgotten here and stay so. Bring one back: gofer memory restore ID"
+            )
+
+    show(done, as_json, shown)
 
 
 @app.command()

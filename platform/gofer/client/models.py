@@ -357,6 +357,8 @@ class ExportedMemory(Shape):
     text: str
     author: str
     trust: str
+    untrusted: bool
+    """Strangers' words are in it."""
     conversation_id: str | None
     message_seq: int | None
     at: float
@@ -372,7 +374,10 @@ class MemoriesImported(Shape):
     """What an import kept."""
 
     scope: str
+    """Who may hear of it; empty where each line said it itself."""
     imported: int
+    forgotten: int
+    """How many of its memories were forgotten here, and stay so."""
 
 
 class Reindexing(Shape):

@@ -1,7 +1,7 @@
 """Memories in and out: JSON lines of ours, notes of other agents in Markdown, and archive indexes as NDJSON.
 
-An import is checked whole before anything is kept. What had an id elsewhere gets an id of ours that follows from it,
-so the same file again keeps nothing twice.
+An import is checked whole before anything is kept. What is here already stays as it is. What had an id elsewhere gets
+an id of ours that follows from it, so the same file again keeps nothing twice.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from gofer.errors import Malformed
-from gofer.memory.notes import MAX_NOTE, keep_note
-from gofer.memory.records import Memory
+from gofer.memory.notes import MAX_NOTE, clean_note, keep_note
+from gofer.memory.records import FORGOTTEN, Kind, Memory
+from gofer.memory.scopes import AGENT, CONVERSATION, split_scope
+from gofer.store.tables import memories
 from gofer.vault.envelope import Vault
 
 MAX_ENTRIES = 5000
+MAX_AUTHOR = 200
+"""Characters of an author's name."""
 _TEXTS = ("text", "content", "memory", "summary", "gist", "title")
 """Fields in which others keep the words, in the order they are looked for."""
 _IDS = ("id", "memory_id", "uuid", "key", "path")
@@ -35,6 +39,18 @@ class ImportedNote:
     text: str
     foreign_id: str = ""
     at: float | None = None
+    scope_id: str = ""
+    """Who may hear of it, where the file says so."""
+    author: str = ""
+    trust: str = ""
+    untrusted: bool = False
+    kind: Kind = "note"
+    line: int = 0
+
+    @property
+    def private(self) -> bool:
+        """Whether it is kept for some people and not for everybody."""
+        return bool(self.scope_id) and split_scope(self.scope_id)[0] != AGENT
 
 
 def exported(memory: Memory) -> dict[str, Any]:
@@ -47,6 +63,7 @@ def exported(memory: Memory) -> dict[str, Any]:
         "text": memory.text,
         "author": memory.author,
         "trust": memory.trust,
+        "untrusted": memory.untrusted,
         "conversation_id": memory.source.conversation_id,
         "message_seq": memory.source.message_seq,
         "at": memory.valid_from,
@@ -54,7 +71,9 @@ def exported(memory: Memory) -> dict[str, Any]:
 
 
 def parse_import(text: str, form: str) -> list[ImportedNote]:
-    """What a file says; raises Malformed with the line that is wrong."""
+    """What a file says; raises Malformed with the line that is wrong. Without a form, what begins with a brace is
+    JSON lines."""
+    form = form or ("jsonl" if text.lstrip().startswith("{") else "markdown")
     entries = list(_markdown(text) if form == "markdown" else _lines(text))
     if not entries:
         raise Malformed("There is nothing to import in this file.")
@@ -93,7 +112,30 @@ def _lines(text: str) -> Iterator[ImportedNote]:
         if not words:
             raise Malformed(f"Line {number} has no text: say it as `text`.")
         foreign = next((str(value[name]) for name in _IDS if value.get(name)), "")
-        yield ImportedNote(words, foreign, _time(value.get("at"), number))
+        yield ImportedNote(words, foreign, _time(value.get("at"), number), **_origin(value, number))
+
+
+def _origin(value: dict[str, Any], number: int) -> dict[str, Any]:
+    """For whom a line is and whose word, where it says so in our own way; others mean something else by `scope`."""
+    scope_id, trust, author = (_text(value.get(name)) for name in ("scope", "trust", "author"))
+    try:
+        kind, _ = split_scope(scope_id)
+    except Malformed:
+        return {"line": number}
+    untrusted = value.get("untrusted") is True or trust not in ("owner", "member")
+    pinned = value.get("kind") == "rule" and kind == CONVERSATION
+    return {
+        "scope_id": scope_id,
+        "author": clean_note(author)[:MAX_AUTHOR],
+        "trust": trust if trust in ("owner", "member") else "stranger",
+        "untrusted": untrusted,
+        "kind": "rule" if pinned else "note",
+        "line": number,
+    }
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _superseded(values: list[dict[str, Any]]) -> set[str]:
@@ -167,22 +209,43 @@ def keep_import(
     scope_id: str,
     trust: str,
     author: str,
-) -> int:
-    """Keep what was parsed; returns how many memories there are now of it."""
+) -> tuple[int, int]:
+    """Keep what was parsed, for a scope or, without one, each for its own. An owner's import keeps who said what, and
+    how far they are trusted; everybody else's is their own word. Returns how many memories there are now of it, and
+    how many more were forgotten here and stay so."""
     key = vault.mac_key("memory of an import")
-    kept = set()
+    kept: dict[str, bool] = {}
     for entry in entries:
-        memory_id = f"mem_{key.digest(scope_id, entry.foreign_id or entry.text)[:24]}"
-        made = keep_note(
+        target = scope_id or entry.scope_id
+        memory_id = _here(connection, entry, target)
+        if not memory_id:
+            memory_id = f"mem_{key.digest(target, entry.foreign_id or entry.text)[:24]}"
+        kept[memory_id] = _is_forgotten(connection, memory_id)
+        if kept[memory_id]:
+            continue
+        by_owner = trust == "owner" and bool(entry.trust)
+        keep_note(
             connection,
             vault,
-            scope_id=scope_id,
+            scope_id=target,
             text=entry.text,
-            trust=trust,
-            author=author,
+            trust=entry.trust if by_owner else trust,
+            author=(by_owner and entry.author) or author,
+            untrusted=entry.untrusted,
+            kind=entry.kind if target == entry.scope_id else "note",
             memory_id=memory_id,
             reason="import",
             at=entry.at,
         )
-        kept.add(made.id)
-    return len(kept)
+    return list(kept.values()).count(False), list(kept.values()).count(True)
+
+
+def _here(connection: Connection, entry: ImportedNote, scope_id: str) -> str:
+    """The id of an entry that was exported here, from the audience that it comes back to; empty for every other."""
+    here = (memories.c.id == entry.foreign_id) & (memories.c.scope_id == scope_id)
+    return str(connection.execute(select(memories.c.id).where(here).limit(1)).scalar() or "")
+
+
+def _is_forgotten(connection: Connection, memory_id: str) -> bool:
+    query = select(memories.c.state).where(memories.c.id == memory_id).order_by(memories.c.version.desc())
+    return connection.execute(query.limit(1)).scalar() == FORGOTTEN

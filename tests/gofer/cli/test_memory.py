@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 from gofer.app import open_app
+from gofer.cli.memory import MAX_IMPORT
 from gofer.memory.manager import NoteTidier
 from gofer.settings import Settings
 from support.command_line import Terminal
@@ -38,3 +40,25 @@ def test_what_was_superseded_and_what_the_manager_forgot_says_so(terminal: Termi
 async def _tidied(data_dir: Path, scope_id: str) -> int:
     async with open_app(Settings(data_dir=data_dir), roles=frozenset()) as platform:
         return await NoteTidier(platform.database, platform.vault).tidy(scope_id)
+
+
+def test_an_import_reads_files_and_stdin_and_waits_for_nobody(terminal: Terminal, tmp_path: Path) -> None:
+    scope = ("--scope", "agent:gofer")
+    pipe, big, broken = tmp_path / "pipe", tmp_path / "big.jsonl", tmp_path / "broken.md"
+    os.mkfifo(pipe)
+    big.write_bytes(b"x" * (MAX_IMPORT + 1))
+    broken.write_bytes(b"\xff\xfe")
+    for path, why in (
+        (pipe, "no regular file"),
+        (tmp_path, "Is a directory"),
+        (Path("/dev/zero"), "no regular file"),
+        (big, "Split it"),
+        (broken, "not text in UTF-8"),
+        (tmp_path / "none", "No such file"),
+    ):
+        assert why in terminal("memory", "import", str(path), *scope, fails=2)
+    assert "1 memories are kept" in terminal("memory", "import", "-", *scope, stdin="- The pier is long")
+    assert "does not say for whom" in terminal("memory", "import", "-", stdin="- The pier is long", fails=1)
+    exported = terminal("memory", "export")
+    assert "1 memories are kept, each for whom it was" in terminal("memory", "import", "-", stdin=exported)
+    assert len(terminal("memory", "export").splitlines()) == 1

@@ -9,6 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gofer.memory.transfer import MAX_ENTRIES
 from gofer.web.api.http import EmptyBody, RequestModel, json_response, parse_body, parse_query, platform_of
 from gofer.web.auth import record_reading, visitor_of
 from gofer.web.queries import memories
@@ -64,14 +65,20 @@ class MemoryImport(RequestModel):
     """A file to import."""
 
     scope: str = Field(
-        min_length=1,
+        default="",
         max_length=200,
-        description=f"Who may hear of it: {_SCOPE}",
-        json_schema_extra=_ONE_SCOPE,
+        description=f"Who may hear of it: {_SCOPE} Without one, each line says it itself, as an export does.",
+        json_schema_extra=_ANY_SCOPE,
     )
-    format: Literal["jsonl", "markdown"] = Field(
+    publish: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_ENTRIES,
+        description="How many memories of a person or a conversation may be imported for that scope.",
+    )
+    format: Literal["", "jsonl", "markdown"] = Field(
         default="jsonl",
-        description="jsonl also reads NDJSON archive indexes; markdown reads MEMORY.md files.",
+        description="jsonl also reads NDJSON archive indexes; markdown reads MEMORY.md files. Empty: by its beginning.",
     )
     text: str = Field(min_length=1, max_length=MAX_IMPORT)
 
@@ -136,7 +143,7 @@ async def change(request: Request) -> Response:
             vault=platform.vault,
             visitor=visitor_of(request),
             memory_id=request.path_params["id"],
-            text=given.text,
+            text=platform.redactor.redact(given.text) if given.text is not None else None,
             pinned=given.pinned,
             scope_id=given.scope,
         )
@@ -194,7 +201,8 @@ async def take_in(request: Request) -> Response:
             visitor=visitor_of(request),
             scope_id=given.scope,
             form=given.format,
-            text=given.text,
+            text=platform.redactor.redact(given.text),
+            publish=given.publish,
         )
     )
     return json_response(request, done)

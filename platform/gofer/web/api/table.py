@@ -83,7 +83,7 @@ OPERATIONS: tuple[Op, ...] = (
     Op("memories.export", "GET", "/memories/export", memories.export, models.MemoryExport, query=memories.ScopeName,
        fails=(404,)),
     Op("memories.import", "POST", "/memories/import", memories.take_in, models.MemoriesImported, "operator",
-       body=memories.MemoryImport, most_body=2 * memories.MAX_IMPORT, fails=(404,)),
+       body=memories.MemoryImport, most_body=2 * memories.MAX_IMPORT, fails=(404, 409)),
     Op("memories.reindex", "POST", "/memories/reindex", memories.reindex, models.Reindexing, "owner",
        body=memories.ScopeName, status=202),
     Op("memories.show", "GET", "/memories/{id}", memories.show, models.MemoryInFull, for_agents=True),

@@ -79,10 +79,40 @@ async def add(request: Request) -> Response:
             vault=platform.vault,
             visitor=visitor_of(request),
             scope_id=text_of(form, "scope").strip(),
-            text=text_of(form, "text"),
+            text=platform.redactor.redact(text_of(form, "text")),
         )
     )
     return redirect(f"/memory/{made['id']}", "Remembered.")
+
+
+@page("operator", form=index)
+async def take_in(request: Request) -> Response:
+    """Import what an export or another agent's MEMORY.md says."""
+    platform, form = platform_of(request), await form_of(request)
+    publish = text_of(form, "publish", "0").strip() or "0"
+    if not publish.isascii() or not publish.isdigit() or len(publish) > 6:
+        raise Malformed("Private memories to import: must be a number.")
+    done = await platform.database.write(
+        partial(
+            memories.take_in,
+            vault=platform.vault,
+            visitor=visitor_of(request),
+            scope_id=text_of(form, "import_scope").strip(),
+            form="",
+            text=platform.redactor.redact(text_of(form, "lines")),
+            publish=int(publish),
+        )
+    )
+    forgotten = f" {done['forgotten']} more were forgotten here and stay so." if done["forgotten"] else ""
+    return redirect("/memory", f"{done['imported']} memories are kept.{forgotten}")
+
+
+@page("owner")
+async def reindex(request: Request) -> Response:
+    """Make every index anew, under new keys."""
+    await form_of(request)
+    begun = await memories.begin_reindex(platform_of(request), "")
+    return redirect("/memory", f"{begun['scopes']} indexes are being made anew.")
 
 
 @page("operator")
@@ -91,7 +121,8 @@ async def change(request: Request) -> Response:
     form, memory_id = await form_of(request), request.path_params["id"]
     match request.path_params["verb"]:
         case "edit":
-            await _verb(request, memories.change, text=text_of(form, "text"), pinned=None, scope_id=None)
+            text = platform_of(request).redactor.redact(text_of(form, "text"))
+            await _verb(request, memories.change, text=text, pinned=None, scope_id=None)
             told = "Changed. The old words stay as a version."
         case "pin":
             pinned = text_of(form, "pinned") == "on"

@@ -80,6 +80,8 @@ _DO = {
     ("/goals/{id}/{verb}", "goals.steer"): goals.change,
     ("/shells/{conversation}/{agent}/close", "shells.close"): shells.close,
     ("/memory", "memories.add"): memories.add,
+    ("/memory/import", "memories.import"): memories.take_in,
+    ("/memory/reindex", "memories.reindex"): memories.reindex,
     ("/memory/{id}/{verb}", "memories.change"): memories.change,
     ("/schedules", "schedules.add"): schedules.add,
     ("/schedules/{id}/run", "schedules.run"): schedules.run_now,

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, exists, select
 
 from gofer.app import Platform
-from gofer.errors import Conflict, Forbidden, GoferError, NotFound
+from gofer.errors import Conflict, Forbidden, GoferError, Malformed, NotFound
 from gofer.identity import WEB_CHAT, known_principal, private_person
 from gofer.memory import notes, records
 from gofer.memory.audience import OWNERS_WORD
 from gofer.memory.recall import indexed_scopes, reindex
 from gofer.memory.records import LIVE, SUPERSEDED, Memory, Source, UnknownMemory
 from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, conversation_scope, open_scope, split_scope
-from gofer.memory.transfer import exported, keep_import, parse_import
+from gofer.memory.transfer import ImportedNote, exported, keep_import, parse_import
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import agents, conversations, memories, principals
 from gofer.vault.envelope import Vault
@@ -357,15 +357,55 @@ def export(connection: Connection, vault: Vault, visitor: Visitor, scope_id: str
 
 
 def take_in(
-    connection: Connection, vault: Vault, visitor: Visitor, *, scope_id: str, form: str, text: str
+    connection: Connection,
+    vault: Vault,
+    visitor: Visitor,
+    *,
+    scope_id: str,
+    form: str,
+    text: str,
+    publish: int = 0,
 ) -> dict[str, Any]:
-    """Import a file into a scope; all of it, or nothing."""
-    target = _writable(connection, visitor, scope_id)
+    """Import a file, for a scope or each line for its own; all of it, or nothing. What is private in it is imported for
+    others only on an owner's word that says how many memories that are."""
     entries = parse_import(text, form)
-    count = keep_import(
+    target = _writable(connection, visitor, scope_id) if scope_id else ""
+    if target:
+        _check_published(visitor, target, [each for each in entries if each.private], publish)
+    else:
+        _check_scopes(connection, visitor, entries)
+    kept, forgotten = keep_import(
         connection, vault, entries=entries, scope_id=target, trust=_trust(visitor), author=visitor.name
     )
-    return {"scope": target, "imported": count}
+    return {"scope": target, "imported": kept, "forgotten": forgotten}
+
+
+def _check_published(visitor: Visitor, target: str, private: Sequence[ImportedNote], publish: int) -> None:
+    count = sum(each.scope_id != target for each in private)
+    if not count or (count == publish and visitor.may("owner")):
+        return
+    told = (
+        f"{count} of these memories are for one person or one conversation, and would be for {target} then."
+    )
+    if not visitor.may("owner"):
+        raise Forbidden(f"{told} Only an owner may change who hears of something.")
+    raise Conflict(
+        f"{told} Nothing was imported. Leave the scope out to keep theirs, or say how many: --publish {count}."
+    )
+
+
+def _check_scopes(connection: Connection, visitor: Visitor, entries: Sequence[ImportedNote]) -> None:
+    checked: set[str] = set()
+    for each in entries:
+        if not each.scope_id:
+            where = f"Line {each.line} does" if each.line else "This file does"
+            raise Malformed(f"{where} not say for whom it is: give a scope, such as agent:NAME.")
+        if each.scope_id not in checked:
+            checked.add(each.scope_id)
+            try:
+                _writable(connection, visitor, each.scope_id)
+            except NotFound as error:
+                raise NotFound(f"Line {each.line}: {error} Give a scope to import it for others.") from None
 
 
 def _there(connection: Connection, scope_id: str) -> str:
