@@ -32,6 +32,12 @@ _HEADING = re.compile(r"^#{1,6}\s+(.*)")
 _LATEST = 4_102_444_800.0  # the year 2100
 
 
+class UnfitFile(Malformed):
+    """A file says something that cannot be imported."""
+
+    status = 422
+
+
 @dataclass(frozen=True, slots=True)
 class ImportedNote:
     """One thing to be imported."""
@@ -76,9 +82,9 @@ def parse_import(text: str, form: str) -> list[ImportedNote]:
     form = form or ("jsonl" if text.lstrip().startswith("{") else "markdown")
     entries = list(_markdown(text) if form == "markdown" else _lines(text))
     if not entries:
-        raise Malformed("There is nothing to import in this file.")
+        raise UnfitFile("There is nothing to import in this file.")
     if len(entries) > MAX_ENTRIES:
-        raise Malformed(
+        raise UnfitFile(
             f"An import has at most {MAX_ENTRIES} memories; this has {len(entries)}. Split the file."
         )
     _check(entries)
@@ -89,11 +95,11 @@ def _check(entries: list[ImportedNote]) -> None:
     seen: dict[str, str] = {}
     for entry in entries:
         if len(entry.text) > MAX_NOTE:
-            raise Malformed(
+            raise UnfitFile(
                 f"A memory has at most {MAX_NOTE} characters; one of these has {len(entry.text)}."
             )
         if entry.foreign_id and seen.setdefault(entry.foreign_id, entry.text) != entry.text:
-            raise Malformed(f"The id {entry.foreign_id[:60]!r} is there twice, with different words.")
+            raise UnfitFile(f"The id {entry.foreign_id[:60]!r} is there twice, with different words.")
 
 
 def _lines(text: str) -> Iterator[ImportedNote]:
@@ -110,7 +116,7 @@ def _lines(text: str) -> Iterator[ImportedNote]:
             (value[name] for name in _TEXTS if isinstance(value.get(name), str) and value[name].strip()), ""
         )
         if not words:
-            raise Malformed(f"Line {number} has no text: say it as `text`.")
+            raise UnfitFile(f"Line {number} has no text: say it as `text`.")
         foreign = next((str(value[name]) for name in _IDS if value.get(name)), "")
         yield ImportedNote(words, foreign, _time(value.get("at"), number), **_origin(value, number))
 
@@ -149,7 +155,7 @@ def _superseded(values: list[dict[str, Any]]) -> set[str]:
         for new in free:
             del left[new]
     if left:
-        raise Malformed(
+        raise UnfitFile(
             f"The memory {min(left)[:60]!r} supersedes itself, by way of others: it is in a cycle."
         )
     return gone
@@ -159,9 +165,9 @@ def _object(line: str, number: int) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
-        raise Malformed(f"Line {number} is no JSON. Each line holds one object.") from None
+        raise UnfitFile(f"Line {number} is no JSON. Each line holds one object.") from None
     if not isinstance(value, dict):
-        raise Malformed(f"Line {number} is no object.")
+        raise UnfitFile(f"Line {number} is no object.")
     return value
 
 
@@ -173,7 +179,7 @@ def _time(value: Any, number: int) -> float | None:
     if value is None or isinstance(value, str):
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _LATEST:
-        raise Malformed(f"Line {number}: `at` must be seconds since 1970, before the year 2100.")
+        raise UnfitFile(f"Line {number}: `at` must be seconds since 1970, before the year 2100.")
     return float(value)
 
 

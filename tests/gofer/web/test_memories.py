@@ -196,7 +196,7 @@ def test_an_export_comes_back_for_whom_it_was_with_who_said_it(people: dict[str,
         (people["persons"]["owner"], 404),
         (shared, 403),
         ("person:nobody", 404),
-        ("", 400),
+        ("", 422),
     ):
         line = json.dumps({**claimed, "scope": scope})
         refused = oscar.post("/memories/import", json={"text": line})

@@ -10,14 +10,14 @@ from typing import Any
 from sqlalchemy import Connection, exists, select
 
 from gofer.app import Platform
-from gofer.errors import Conflict, Forbidden, GoferError, Malformed, NotFound
+from gofer.errors import Conflict, Forbidden, GoferError, NotFound
 from gofer.identity import WEB_CHAT, known_principal, private_person
 from gofer.memory import notes, records
 from gofer.memory.audience import OWNERS_WORD
 from gofer.memory.recall import indexed_scopes, reindex
 from gofer.memory.records import LIVE, SUPERSEDED, Memory, Source, UnknownMemory
 from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, conversation_scope, open_scope, split_scope
-from gofer.memory.transfer import ImportedNote, exported, keep_import, parse_import
+from gofer.memory.transfer import ImportedNote, UnfitFile, exported, keep_import, parse_import
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import agents, conversations, memories, principals
 from gofer.vault.envelope import Vault
@@ -399,7 +399,7 @@ def _check_scopes(connection: Connection, visitor: Visitor, entries: Sequence[Im
     for each in entries:
         if not each.scope_id:
             where = f"Line {each.line} does" if each.line else "This file does"
-            raise Malformed(f"{where} not say for whom it is: give a scope, such as agent:NAME.")
+            raise UnfitFile(f"{where} not say for whom it is: give a scope, such as agent:NAME.")
         if each.scope_id not in checked:
             checked.add(each.scope_id)
             try:
