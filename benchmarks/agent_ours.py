@@ -40,7 +40,6 @@ from gofer.jobs.notifications import JOBS
 from gofer.jobs.outcome import Done, Outcome
 from gofer.jobs.queue import AGENT, SERVICE, Claim, claim
 from gofer.jobs.worker import Capacity, Run, Worker
-from gofer.mcp.servers import McpServers
 from gofer.runs.agent_files import AgentFiles
 from gofer.runs.answer import Answerer, apology
 from gofer.runs.model_keys import ModelKeys
@@ -184,7 +183,7 @@ class Bench:
             uses=platform.uses,
             keys=keys,
             agents=AgentFiles(settings.data_dir / "agents"),
-            servers=McpServers(None, platform.secret),
+            servers=platform.servers_for_run,
         )
 
     async def hear(self, rooms: Sequence[str], text: str = "Do it.", trust: Trust = Trust.UNKNOWN) -> None:

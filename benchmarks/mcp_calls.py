@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 
 from benchmarks.report import Row
-from benchmarks.starting import OURS, Program, measure
+from benchmarks.starting import OURS, Program, measure_in_turns
 from gofer.agent.context import text_size
 from gofer.agent.tools.registry import Policy, ToolRegistry
 from gofer.app import open_app
@@ -159,7 +159,7 @@ async def prompt(url: str) -> tuple[float, float]:
 
 def starting(quick: bool) -> list[Row]:
     """A start whose agent names an MCP server, beside one whose agent names none: nothing is loaded for either."""
-    rounds, idle = (2, 2.0) if quick else (5, 10.0)
+    rounds, idle = (4, 2.0) if quick else (10, 10.0)
 
     def with_server(home: Path, port: int) -> list[str]:
         agents = home / "data" / "agents"
@@ -171,12 +171,12 @@ def starting(quick: bool) -> list[Row]:
     def without(home: Path, port: int) -> list[str]:
         return ["env", f"GOFER_DATA_DIR={home / 'data'}", *OURS.command(home, port)]
 
-    found = [measure(Program("Gofer", each, OURS.path), rounds, idle) for each in (with_server, without)]
-    if any(isinstance(each, str) for each in found):
-        return [Row(GROUP, "start with a server", 0, "s", note=str(found))]
+    found = measure_in_turns(
+        [Program("Gofer", with_server, OURS.path), Program("Gofer", without, OURS.path)], rounds, idle
+    )
+    if isinstance(found, str):
+        return [Row(GROUP, "start with a server", 0, "s", note=found)]
     ours, alone = found
-    assert not isinstance(ours, str)
-    assert not isinstance(alone, str)
     return [
         Row(GROUP, "start with a server", ours.start, "s", "without one", alone.start, at_most=1.1),
         Row(

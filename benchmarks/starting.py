@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,14 +99,27 @@ async def main(quick: bool) -> list[Row]:
 
 def measure(program: Program, rounds: int, idle: float) -> Figures | str:
     """The quickest start after a first one that fills the home, and the memory of that; or why there is none."""
-    found = []
+    found = measure_in_turns([program], rounds, idle)
+    return found if isinstance(found, str) else found[0]
+
+
+def measure_in_turns(programs: Sequence[Program], rounds: int, idle: float) -> list[Figures] | str:
+    """The same for several, one start of each in turn, so that what disturbs one disturbs the others."""
+    found: list[list[Figures]] = [[] for _ in programs]
     try:
-        with tempfile.TemporaryDirectory(prefix="gofer-bench-", ignore_cleanup_errors=True) as folder:
+        with contextlib.ExitStack() as homes:
+            places = [
+                homes.enter_context(
+                    tempfile.TemporaryDirectory("", "gofer-bench-", ignore_cleanup_errors=True)
+                )
+                for _ in programs
+            ]
             for number in range(rounds + 1):
-                found.append(_once(program, Path(folder), idle if number == rounds else 0))
+                for program, place, figures in zip(programs, places, found, strict=True):
+                    figures.append(_once(program, Path(place), idle if number == rounds else 0))
     except (OSError, subprocess.SubprocessError, node_peers.NotInstalled, LookupError) as error:
         return f"not measured: {error}"
-    return Figures(min(each.start for each in found[1:]), found[-1].memory)
+    return [Figures(min(each.start for each in figures[1:]), figures[-1].memory) for figures in found]
 
 
 def _once(program: Program, home: Path, idle: float) -> Figures:

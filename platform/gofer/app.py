@@ -11,10 +11,10 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -75,8 +75,7 @@ from gofer.jobs.worker import Capacity, Handler, Run, Worker
 from gofer.live import Live, SharedLive
 from gofer.logs import RecentLines
 from gofer.mac_upgrade import begin_signing
-from gofer.mcp.oauth import Authoriser, PendingAuthorisations
-from gofer.mcp.servers import McpServers
+from gofer.mcp.settings import McpServerSettings, RunServers
 from gofer.memory.embeddings import Embeddings, Endpoint
 from gofer.memory.manager import MEMORY
 from gofer.memory.recall import Recall
@@ -109,6 +108,10 @@ from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
+
+if TYPE_CHECKING:
+    from gofer.mcp.oauth import Authoriser
+    from gofer.mcp.servers import McpServers
 
 log = structlog.get_logger()
 RELOAD_EVERY = 30.0
@@ -171,17 +174,30 @@ class Platform:
 
     @cached_property
     def authoriser(self) -> Authoriser:
-        """Authorisations at MCP servers."""
+        """Authorisations at MCP servers. Whoever uses none does without the modules."""
+        from gofer.mcp.oauth import Authoriser, PendingAuthorisations
+
         base = self.settings.public_url.rstrip("/")
         pending = PendingAuthorisations(self.database, self.vault)
         return Authoriser(self.secret, self.keep_secret, pending, lambda: f"{base or self.url}{MCP_CALLBACK}")
 
     @cached_property
     def servers(self) -> McpServers:
-        """The MCP servers of agents."""
+        """The MCP servers of agents. Whoever uses none does without the modules."""
+        from gofer.mcp.servers import McpServers
+
         return McpServers(
             make_provider(self.settings), self.secret, lambda *which: self.authoriser.auth(*which)
         )
+
+    @contextlib.asynccontextmanager
+    async def servers_for_run(self, wanted: Mapping[str, McpServerSettings]) -> AsyncIterator[RunServers]:
+        """What an agent's MCP servers bring to a run; they end with the block."""
+        if not wanted:
+            yield RunServers()
+            return
+        async with self.servers.for_run(wanted) as servers:
+            yield servers
 
     async def secrets_changed(self) -> None:
         """Reload secrets here and in every other process, and routes too: they may name a new connection."""
@@ -521,7 +537,7 @@ def _run_handlers(
         keys=keys,
         uses=platform.uses,
         agents=agents,
-        servers=platform.servers,
+        servers=platform.servers_for_run,
         observer=observer,
         recall=platform.recall,
         self_update=partial(_self_update_tools, platform),

@@ -30,7 +30,6 @@ from gofer.doctor.model import (
 )
 from gofer.errors import ConfigError, GoferError, NotFound
 from gofer.jobs.maintenance import depth, oldest_ready
-from gofer.mcp.oauth import secret_name
 from gofer.mcp.settings import McpServerSettings
 from gofer.memory.recall import DAMAGED, examine_scopes
 from gofer.releases.lifecycle import last_failure, open_home
@@ -377,7 +376,7 @@ async def _server_problems(
             found.append(Finding(check, "error", line, f"gofer secrets put {secret}", "mcp.md"))
     if settings.oauth:
         try:
-            await platform.secret(secret_name(name, settings, "access"))
+            await platform.secret(settings.kept_as(name, "access"))
         except NotFound:
             fix = f"gofer mcp authorise {agent} {name}"
             found.append(Finding(check, "error", "Nobody has authorised Gofer there.", fix, "mcp.md"))

@@ -56,11 +56,6 @@ class NotAuthorised(ConfigError):
     code = "mcp.not_authorised"
 
 
-def secret_name(server: str, settings: McpServerSettings, what: str) -> str:
-    """Under which name what was granted for a server's address is kept."""
-    return f"mcp_{server}_{hashlib.sha256(settings.url.encode()).hexdigest()[:8]}_{what}"
-
-
 @dataclass(slots=True)
 class KeptTokens:
     """The library's storage, over the vault."""
@@ -75,7 +70,7 @@ class KeptTokens:
 
     def name(self, what: str) -> str:
         """Under which name something is kept."""
-        return secret_name(self.server, self.settings, what)
+        return self.settings.kept_as(self.server, what)
 
     async def get_tokens(self) -> OAuthToken | None:
         """What was granted, if anything."""

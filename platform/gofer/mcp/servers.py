@@ -17,7 +17,7 @@ import structlog
 
 from gofer.client.mcp_tools import load_library
 from gofer.errors import ConfigError, GoferError, NotFound, Permanent, Temporary
-from gofer.mcp.settings import McpServerSettings
+from gofer.mcp.settings import McpServerSettings, RunServers
 from gofer.mcp.tools import ServerTool, ToolList, as_tool, fits_prompt, look_at, search_tools
 from gofer.mcp.transport import EgressTo, SandboxedProgram, cleaned, http_client, in_our_words
 from gofer.tool import Tier, Tool, ToolContext
@@ -46,15 +46,6 @@ Secrets = Callable[[str], Awaitable[str]]
 """A secret of the workspace by its name; raises NotFound."""
 Authorisation = Callable[[str, McpServerSettings], "httpx2.Auth"]
 """What signs the requests to a server that wants OAuth."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunServers:
-    """What an agent's servers bring to a run."""
-
-    tools: tuple[Tool[Any], ...] = ()
-    notes: tuple[str, ...] = ()
-    """What the agent is told of servers that cannot be used now."""
 
 
 @dataclass(slots=True)
@@ -264,9 +255,6 @@ class McpServers:
     @contextlib.asynccontextmanager
     async def for_run(self, servers: Mapping[str, McpServerSettings]) -> AsyncIterator[RunServers]:
         """The tools of an agent's servers. What was connected ends with the block."""
-        if not servers:
-            yield RunServers()
-            return
         connections = {name: self._connection(name, settings) for name, settings in servers.items()}
         try:
             lists = await asyncio.gather(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from gofer.tool import Tier
+from gofer.tool import Tier, Tool
 
 SERVER = re.compile(r"[a-z0-9][a-z0-9-]{0,19}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
@@ -91,6 +94,10 @@ class McpServerSettings(BaseModel):
         given = (*self.secrets.values(), self.bearer, self.client_secret)
         return [name for name in dict.fromkeys(given) if name]
 
+    def kept_as(self, server: str, what: str) -> str:
+        """Under which name what was granted for the server's address is kept among the secrets."""
+        return f"mcp_{server}_{hashlib.sha256(self.url.encode()).hexdigest()[:8]}_{what}"
+
     def allows(self, tool: str) -> bool:
         """Whether the agent may use a tool of the server."""
         return any(fnmatchcase(tool, pattern) for pattern in self.tools)
@@ -98,6 +105,18 @@ class McpServerSettings(BaseModel):
     def tier_of(self, tool: str) -> Tier:
         """A tool's tier, by these settings alone."""
         return self.tiers.get(tool, self.tier)
+
+
+@dataclass(frozen=True, slots=True)
+class RunServers:
+    """What an agent's servers bring to a run."""
+
+    tools: tuple[Tool[Any], ...] = ()
+    notes: tuple[str, ...] = ()
+    """What the agent is told of servers that cannot be used now."""
+
+
+ServersForRun = Callable[[Mapping[str, McpServerSettings]], AbstractAsyncContextManager[RunServers]]
 
 
 def _check_url(given: McpServerSettings) -> None:

@@ -44,7 +44,7 @@ from gofer.jobs.outcome import (
 from gofer.jobs.queue import Claim
 from gofer.jobs.wait_reasons import NOTICED, clock_time, waited
 from gofer.jobs.worker import Run
-from gofer.mcp.servers import McpServers
+from gofer.mcp.settings import ServersForRun
 from gofer.memory.recall import Recall
 from gofer.runs.agent_files import AgentFiles, AgentSpec, in_force
 from gofer.runs.build import Ports, build
@@ -181,7 +181,7 @@ class Answerer:
         keys: ModelKeys,
         uses: Uses,
         agents: AgentFiles,
-        servers: McpServers,
+        servers: ServersForRun,
         observer: RunObserver | None = None,
         recall: Recall | None = None,
         self_update: SelfUpdateTools | None = None,
@@ -266,7 +266,7 @@ class Answerer:
                 tools += self._self_update(claim, spec, asker)
             async with self._shells.lend(claim, asker.trust, grants, run.cancelled) as shell:
                 ports = self._ports(run, shell, identity)
-                async with self._servers.for_run(spec.mcp) as servers:
+                async with self._servers(spec.mcp) as servers:
                     loop = await build(spec, model, tools, prices, ports, servers)
                     end = await loop.run()
         crash_point("run.answered")
@@ -304,7 +304,7 @@ class Answerer:
                 grants = await self._shell_grants(wanted.asker, job) if wanted.files == "share" else None
             async with self.lend_worker(run, wanted.files, wanted.trust, grants) as shell:
                 ports = wanted.ports(self._ports(run, shell, identity, wanted.goal_id))
-                async with self._servers.for_run(spec.mcp) as servers:
+                async with self._servers(spec.mcp) as servers:
                     loop = await build(
                         spec, model, tools, prices, ports, servers, may_use=wanted.may_use, own=wanted.own
                     )

@@ -37,7 +37,7 @@ from gofer.agent.tools.builtin import (
 )
 from gofer.agent.tools.output import MAX_CHARACTERS, Masker, NoMask
 from gofer.agent.tools.registry import RECALL, Policy, ToolRegistry, ToolRunner
-from gofer.mcp.servers import RunServers
+from gofer.mcp.settings import RunServers
 from gofer.runs.agent_files import AgentSpec
 from gofer.tool import Blobs, Shell, Tool
 

@@ -22,7 +22,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gofer.app import Platform
 from gofer.client.mcp_api import CallerApi, OperationCall
-from gofer.client.mcp_tools import build_server
 from gofer.errors import Forbidden, GoferError, TooOften
 from gofer.strict_json import load_json
 from gofer.web.api.http import MAX_BODY
@@ -121,6 +120,8 @@ class McpEndpoint:
 
     def build(self) -> Server[Any]:
         """The server that answers."""
+        from gofer.client.mcp_tools import build_server
+
         return build_server(_in_process)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
