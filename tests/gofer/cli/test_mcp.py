@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
 
 from gofer.client import mcp_stdio
 from support.command_line import Process, Terminal, environment, gofer
@@ -178,3 +182,84 @@ def test_a_call_that_was_cancelled_is_not_waited_for() -> None:
 
 def test_it_ends_when_nobody_reads() -> None:
     assert talk(HELLO + frame("tools/call", 5, name="hang"), reads=False) == []
+
+
+DOCS = Path(__file__).parents[3] / "docs" / "mcp.md"
+Registered = tuple[str, ...] | tuple[str, frozenset[tuple[str, str]]]
+"""A command, or an address with its headers."""
+
+
+def registrations() -> dict[tuple[str, int], str]:
+    """What the page says to register Gofer with, by agent and column."""
+    table = DOCS.read_text().partition("| Agent |")[2].partition("\n\n")[0]
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
+    return {
+        (row[0].partition(",")[0], column): cell.strip("`")
+        for row in rows
+        for column, cell in enumerate(row[1:])
+        if cell.startswith("`")
+    }
+
+
+def registered(line: str, known: dict[str, str]) -> Registered:
+    """How an agent that was given such a line reaches Gofer."""
+    for name, value in known.items():
+        line = line.replace(name, value)
+    if line.startswith("{"):
+        return from_settings(json.loads(line)["mcpServers"]["gofer"])
+    words = shlex.split(line)
+    if words[1] == "--add-mcp":
+        settings = json.loads(words[2])
+        assert settings.pop("name") == "gofer"
+        return from_settings(settings)
+    if words[0] == "gofer":
+        return tuple(words)
+    url = next((word for word in words if "://" in word), "")
+    if not url:
+        return tuple(words[words.index("--") + 1 :] if "--" in words else words[4:])
+    if "--header" not in words:
+        bearer = known["$" + words[words.index("--bearer-token-env-var") + 1]]
+        return url, frozenset({("Authorization", f"Bearer {bearer}")})
+    name, value = re.split("[:=] ?", words[words.index("--header") + 1], maxsplit=1)
+    return url, frozenset({(name, value)})
+
+
+def from_settings(settings: dict[str, Any]) -> Registered:
+    """As the agents' own settings name it."""
+    if "command" in settings:
+        return settings["command"], *settings["args"]
+    assert settings.get("type", "http") == "http"
+    return settings.get("url") or settings["serverUrl"], frozenset(settings["headers"].items())
+
+
+async def tools_of(given: Registered, data_dir: Path, token: str) -> set[str]:
+    """The tools that a client with such a registration is offered."""
+    if isinstance(given[-1], frozenset):
+        async with httpx2.AsyncClient(headers=dict(given[-1])) as http:
+            transport = streamable_http_client(str(given[0]), http_client=http)
+            async with Client(transport) as client:
+                return {tool.name for tool in (await client.list_tools()).tools}
+    assert given[0] == "gofer"
+    command = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", *map(str, given)],
+        env={**environment(data_dir), "GOFER_TOKEN": token},
+    )
+    async with Client(stdio_client(command)) as client:
+        return {tool.name for tool in (await client.list_tools()).tools}
+
+
+def test_agents_that_are_registered_by_the_page_connect(
+    start: Callable[..., Process], terminal: Terminal, data_dir: Path
+) -> None:
+    server = start().wait_until_ready()
+    token = terminal.json("tokens", "add", "coder", "--scope", "write")["token"]
+    known = {"https://YOUR-GOFER": server.url, "${env:GOFER_TOKEN}": token, "$GOFER_TOKEN": token}
+    known["Bearer TOKEN"] = f"Bearer {token}"
+    lines = registrations()
+    agents = {"Claude Code", "Codex", "Gemini CLI", "opencode", "VS Code", "Cursor", "Windsurf"}
+    assert set(lines) >= {(agent, column) for agent in agents for column in (0, 1)}
+    ways = {registered(line, known) for line in lines.values()}
+    assert len(ways) == 3, ways  # on stdio here, on stdio with a server elsewhere, and over HTTP
+    for way in ways:
+        assert {"run_agent", "post_message"} <= asyncio.run(tools_of(way, data_dir, token))
