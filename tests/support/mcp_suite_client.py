@@ -19,8 +19,8 @@ import httpx2
 from gofer.agent.tools.registry import CALL_TOOL
 from gofer.errors import GoferError, NotFound
 from gofer.mcp.oauth import Authoriser, PendingAuthorisations
-from gofer.mcp.servers import McpServers, RunServers
-from gofer.mcp.settings import McpServerSettings
+from gofer.mcp.servers import McpServers
+from gofer.mcp.settings import McpServerSettings, RunServers
 from gofer.mcp.tools import FIND_TOOLS
 from gofer.settings import Settings
 from gofer.store.bootstrap import database_for, seed_workspace
