@@ -91,6 +91,8 @@ from gofer.runs.proposals import Proposals
 from gofer.runs.shell_access import Loans
 from gofer.runs.shells import Shells, make_provider
 from gofer.runs.spend import charge
+from gofer.runtimes.callback import CallbackSender
+from gofer.runtimes.triggers import Triggers
 from gofer.secrets.key_check import check_canary, ciphertext_exists
 from gofer.secrets.last_used import Uses
 from gofer.secrets.secret_store import all_secrets, get_secret, put_secret
@@ -543,6 +545,7 @@ def _run_handlers(
         self_update=partial(_self_update_tools, platform),
         delegator=TaskDelegator(database, vault, settings.task_queue) if settings.workers_v1 else None,
         goal_tools=GoalTools(database, vault, settings, platform.signals).of_run,
+        external=_external_agents(platform),
     )
     workers = WorkerRuns(settings=settings, database=database, vault=vault, answerer=answerer)
     heartbeats = HeartbeatRuns(
@@ -631,6 +634,25 @@ def _service_handlers(platform: Platform) -> dict[str, Handler]:
         SET_UP: poller.set_up,
         RELEASE_BUILD: partial(_build_release, platform),
     }
+
+
+def _external_agents(platform: Platform) -> Triggers:
+    """Wakes the agents that somebody else runs."""
+    settings, database = platform.settings, platform.database
+    callbacks = CallbackSender(
+        database=database,
+        vault=platform.vault,
+        redactor=platform.redactor,
+        secret=platform.secret,
+        timeout=settings.request_timeout,
+    )
+    return Triggers(
+        settings=settings,
+        database=database,
+        agents=AgentFiles.of(settings),
+        signals=platform.signals,
+        callbacks=callbacks,
+    )
 
 
 def _apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, ...]:

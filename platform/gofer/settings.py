@@ -177,6 +177,46 @@ class Settings(BaseSettings):
     goal_approval: bool = Field(
         default=False, description="Whether an owner has to approve a goal's plan before work on it begins."
     )
+    runtime_heartbeat: float = Field(
+        default=15,
+        ge=0.1,
+        le=600,
+        description="Seconds between two announcements of an external agent's runtime; three missed make it stale.",
+    )
+    runtime_resume_within: float = Field(
+        default=12 * 3600,
+        ge=0,
+        description="Seconds of silence after which an external agent's session is not resumed any more.",
+    )
+    runtime_crashes: int = Field(
+        default=3, ge=1, description="Crashes of a runtime in ten minutes after which it is not tried."
+    )
+    trigger_quiet: float = Field(
+        default=20, ge=0, le=600, description="Seconds a terminal has to be quiet before text goes into it."
+    )
+    trigger_look_again: float = Field(
+        default=5, ge=0.1, le=60, description="Seconds between two looks at a terminal that is not quiet."
+    )
+    trigger_defer: float = Field(
+        default=60,
+        ge=0,
+        le=90,
+        description="Seconds for which somebody who types may put off a delivery to their terminal.",
+    )
+    trigger_turns: int = Field(
+        default=20,
+        ge=1,
+        description="Triggers in a conversation, without a word from a person, after which the agent is blocked there.",
+    )
+    trigger_findings: int = Field(
+        default=3, ge=2, description="Equal answers in a row after which an external agent is blocked."
+    )
+    triggers_per_agent: int = Field(
+        default=60, ge=1, description="Triggers of one external agent in an hour."
+    )
+    triggers_per_conversation: int = Field(
+        default=30, ge=1, description="Triggers of external agents in one conversation in an hour."
+    )
     anthropic_key: str = Field(
         default="",
         repr=False,

@@ -8,6 +8,7 @@ import typer
 
 from gofer.cli.client import call
 from gofer.cli.output import AsJson, ago, facts, plain, show, table
+from gofer.cli.runtimes import HOP, hop_row
 
 app = typer.Typer(help="Jobs: work that waits, runs or is done.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -96,6 +97,9 @@ def _print_one(found: dict[str, Any]) -> None:
     facts([(name, job[name]) for name in names])
     print("\nAttempts")
     table(ATTEMPT, [_attempt(each) for each in found["attempts"]])
+    if found["hops"]:
+        print("\nHops")
+        table(HOP, [hop_row(each) for each in found["hops"]])
     print("\nEvents")
     for event in found["events"]:
         print(f"{event['seq']:>4}  {event['kind']:<22}  {plain(event['data'])}")

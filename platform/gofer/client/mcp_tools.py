@@ -95,10 +95,39 @@ class ReadConversation(_Arguments):
 
 
 class PostMessage(_Change):
-    """Say something in a conversation. With a token of an agent it is said in the agent's name."""
+    """Say something in a conversation. With a token of an agent it is said in the agent's name. An answer to a trigger
+    names the trigger and hop: one is sent, and one that comes too late is kept and never sent."""
 
     conversation_id: Ident
     text: Text
+    trigger: JobId | None = Field(default=None, description="The trigger that this answers.")
+    hop: Annotated[int, Field(ge=1, le=1000)] | None = Field(default=None, description="Its hop.")
+
+
+class Acknowledge(_Change):
+    """Say that you have read what a trigger told you, before you work on it; or that you have read up to a message."""
+
+    conversation_id: Ident
+    trigger: JobId | None = None
+    hop: Annotated[int, Field(ge=1, le=1000)] | None = None
+    seq: JobId | None = Field(
+        default=None, description="Up to which message, when no trigger told you of it."
+    )
+    done: bool = Field(default=False, description="Nothing is left to say: no answer follows.")
+
+
+class ListParticipants(_Arguments):
+    """The agents of a conversation, how each is reached, and how far each has read."""
+
+    conversation_id: Ident
+
+
+class TriggerParticipant(_Change):
+    """Wake an external agent that takes part in a conversation. The answer says what is done about it."""
+
+    conversation_id: Ident
+    agent: Annotated[str, Field(min_length=1, max_length=100)]
+    reason: str = Field(default="", max_length=500)
 
 
 class AskPerson(_Change):
@@ -169,7 +198,24 @@ async def _read_conversation(ask: CallerApi, given: ReadConversation, report: Re
 
 async def _post_message(ask: CallerApi, given: PostMessage, report: Report) -> Any:
     path = f"/conversations/{quote(given.conversation_id, safe='')}/messages"
-    return await ask("POST", path, body={"text": given.text}, key=given.idempotency_key)
+    said = given.model_dump(include={"text", "trigger", "hop"}, exclude_none=True)
+    return await ask("POST", path, body=said, key=given.idempotency_key)
+
+
+async def _acknowledge(ask: CallerApi, given: Acknowledge, report: Report) -> Any:
+    path = f"/conversations/{quote(given.conversation_id, safe='')}/acknowledge"
+    said = given.model_dump(include={"trigger", "hop", "seq", "done"}, exclude_none=True)
+    return await ask("POST", path, body=said, key=given.idempotency_key)
+
+
+async def _list_participants(ask: CallerApi, given: ListParticipants, report: Report) -> Any:
+    return await ask("GET", f"/conversations/{quote(given.conversation_id, safe='')}/participants")
+
+
+async def _trigger_participant(ask: CallerApi, given: TriggerParticipant, report: Report) -> Any:
+    path = f"/conversations/{quote(given.conversation_id, safe='')}/trigger"
+    wish = {"agent": given.agent, "reason": given.reason}
+    return await ask("POST", path, body=wish, key=given.idempotency_key)
 
 
 async def _ask_person(ask: CallerApi, given: AskPerson, report: Report) -> Any:
@@ -284,6 +330,11 @@ OFFERED: tuple[OfferedTool, ...] = (
     OfferedTool("list_conversations", ListConversations, _list_conversations, "conversations"),
     OfferedTool("read_conversation", ReadConversation, _read_conversation, "messages"),
     OfferedTool("post_message", PostMessage, _post_message, "messages", changes=True),
+    OfferedTool("acknowledge", Acknowledge, _acknowledge, "conversations", changes=True),
+    OfferedTool("list_participants", ListParticipants, _list_participants, "conversations"),
+    OfferedTool(
+        "trigger_participant", TriggerParticipant, _trigger_participant, "conversations", changes=True
+    ),
     OfferedTool("ask_person", AskPerson, _ask_person, "questions", changes=True),
     OfferedTool("recall", RecallMemories, _recall, "conversations"),
     OfferedTool("remember", RememberNote, _remember, "conversations", changes=True),

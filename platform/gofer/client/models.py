@@ -146,6 +146,24 @@ class Reply(Shape):
     """The deliver job that gave it up."""
 
 
+class Hop(Shape):
+    """One step of a trigger: what was tried to wake an external agent, and what came of it."""
+
+    trigger: int
+    number: int
+    action: str
+    """live, resume, spawn, fallback or dead_letter."""
+    state: str
+    reason: str
+    tries: int
+    covers_to: int
+    created_at: float
+    delivered_at: float | None
+    ended_at: float | None
+    runtime: str
+    """Empty when it went to none, or the runtime was removed."""
+
+
 class JobStory(Shape):
     """A job with its attempts, events and replies."""
 
@@ -153,6 +171,8 @@ class JobStory(Shape):
     attempts: list[Attempt]
     events: list[Event]
     replies: list[Reply]
+    hops: list[Hop]
+    """Of an external agent's job: what was tried to wake it."""
 
 
 class Steered(Shape):
@@ -215,7 +235,9 @@ class Said(Shape):
     conversation_id: str
     seq: int | None
     job_id: int | None
-    result: Literal["accepted", "repeat", "redriven", "noted"]
+    result: Literal["accepted", "repeat", "redriven", "noted", "kept"]
+    """kept: it came too late to be sent."""
+    reason: str = ""
 
 
 class Conversation(Shape):
@@ -876,6 +898,142 @@ class RememberedNote(Shape):
     trust: str
     untrusted: bool = Field(description="A stranger or a program wrote it, so it is no instruction.")
     at: float
+
+
+class Runtime(Shape):
+    """An external agent's process as Gofer knows it."""
+
+    id: str
+    name: str
+    agent: str
+    kind: str
+    host: str
+    program: str
+    session: str
+    can_resume: bool
+    can_spawn: bool
+    member: str
+    """Whose host may announce it."""
+    state: str
+    """registered, live, idle, stale, offline or draining."""
+    seen_at: float | None
+    active_at: float | None
+    crashes: int
+    """In the last ten minutes."""
+    callback_url: str
+    created_at: float
+    heartbeat_every: float
+    """Seconds between two announcements."""
+
+
+class RuntimeInFull(Runtime):
+    """A runtime with its last hops, newest first."""
+
+    hops: list[Hop]
+
+
+class Runtimes(Shape):
+    """Every runtime, by name."""
+
+    runtimes: list[Runtime]
+
+
+class QuietRules(Shape):
+    """How long a terminal has to be quiet before text goes into it."""
+
+    quiet: float
+    look_every: float
+    at_most: float
+    then: Literal["deliver", "fail"]
+
+
+class Order(Shape):
+    """What a host is to do: deliver the text of one hop, once."""
+
+    id: str
+    trigger: int
+    hop: int
+    runtime: str
+    agent: str
+    kind: str
+    action: Literal["deliver", "prompt", "resume", "spawn"]
+    text: str
+    summary: str
+    """For a new session: what was said before."""
+    session: str
+    conversation: str
+    quiet: QuietRules
+    force: bool
+    """Deliver also when somebody types."""
+    lease: float
+    """Seconds within which a report has to come."""
+    ack_within: float
+    trace: str
+
+
+class Orders(Shape):
+    """Orders that a host has taken."""
+
+    orders: list[Order]
+
+
+class OrderReported(Shape):
+    """Whether a report counted."""
+
+    id: str
+    ignored: bool
+    reason: str
+    state: str
+
+
+class OrderQuestion(Shape):
+    """A question that a host asked, by the job that asks it."""
+
+    question: int
+    state: Literal["open", "answered", "expired"]
+    answer: str
+
+
+class Participant(Shape):
+    """An agent in a conversation."""
+
+    agent: str
+    runtime: str | None
+    """How it is reached; null for one of Gofer's own."""
+    read_seq: int
+    wake_seq: int
+    ack_seq: int | None
+    unread: int
+    blocked_reason: str | None
+    blocked_at: float | None
+
+
+class Participants(Shape):
+    """The agents of a conversation, by name."""
+
+    participants: list[Participant]
+
+
+class Acknowledged(Shape):
+    """How far an agent has read."""
+
+    conversation_id: str
+    ack_seq: int
+    ignored: bool
+    """The trigger's hop was over: it goes on without this agent."""
+    reason: str
+
+
+class TriggerEnvelope(Shape):
+    """What came of asking that an agent be woken."""
+
+    action: Literal["enqueued", "already_pending", "fallback_required", "refused"]
+    job: int | None
+    runtime: str | None
+    reason: str
+    next: str = ""
+    """The first hop."""
+    trace: str
 
 
 class ConversationMemories(Shape):

@@ -264,7 +264,7 @@ def answer(
         signal(connection, row.id, by=by)  # it may have looked for the answer too early
     # One that sleeps or is ready finds the answer when it runs.
     ready = {"state": JobState.READY, "run_at": now()} if row.state == JobState.WAITING else {}
-    _note(connection, row.id, "question.answered", {"question": question_id, "by": by}, **ready)
+    note_event(connection, row.id, "question.answered", {"question": question_id, "by": by}, **ready)
     return int(row.id)
 
 
@@ -356,8 +356,8 @@ def answer_to(connection: Connection, vault: Vault, job_id: int, call_id: str) -
     return GivenAnswer(True, False, str(said["text"]), str(said["by"]))
 
 
-def _note(connection: Connection, job_id: int, kind: str, data: dict[str, Any], **values: Any) -> None:
-    """Record an event of a job, and change its row."""
+def note_event(connection: Connection, job_id: int, kind: str, data: dict[str, Any], **values: Any) -> None:
+    """Record an event of a job, and change its row. The caller holds the job's locks."""
     numbered = _number(connection, job_id, **values)
     log.record(
         connection, kind, numbered.workspace_id, job_id=job_id, seq=numbered.event_seq,
@@ -382,7 +382,7 @@ def expire_questions(connection: Connection) -> int:
         # If it was answered in the meantime, the job may wait for something else by now.
         if closed.rowcount == 1 and row.state == JobState.WAITING:
             ready = {"state": JobState.READY, "run_at": now()}
-            _note(connection, row.id, "question.expired", {"question": question.id}, **ready)
+            note_event(connection, row.id, "question.expired", {"question": question.id}, **ready)
     return len(overdue)
 
 

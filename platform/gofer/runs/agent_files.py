@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import structlog
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+)
 
 from gofer.agent.context.compressor import ContextSettings
 from gofer.agent.limits import LimitSettings
@@ -31,6 +39,7 @@ from gofer.agent.tools.registry import plugin_tools
 from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import ConfigError, NotFound
 from gofer.mcp.settings import McpServerSettings, ServerName
+from gofer.runs.external_settings import KINDS, ExternalSettings, RuntimeKind
 from gofer.runs.heartbeat_settings import HEARTBEAT_FILE, HeartbeatList, HeartbeatSettings, read_items
 from gofer.runs.layers import (
     LAYERS,
@@ -102,6 +111,14 @@ def _effort(value: object) -> object:
     return {True: "high", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
+def _fallback_of_another(external: ExternalSettings, info: ValidationInfo) -> ExternalSettings:
+    if external != ExternalSettings() and info.data.get("runtime") is None:
+        raise ValueError(f"is for an agent with runtime = {' or '.join(map(repr, KINDS))}")
+    if external.fallback and external.fallback == info.data.get("name"):
+        raise ValueError("fallback: an agent cannot stand in for itself")
+    return external
+
+
 class AgentSpec(BaseModel):
     """One agent. Every field can be set in its file."""
 
@@ -133,6 +150,10 @@ class AgentSpec(BaseModel):
     """What wakes it. Without one it answers where it is named or chosen, and as the default agent."""
     heartbeat: HeartbeatSettings = HeartbeatSettings()
     """Whether it looks after its conversations by itself, how often, and what that may cost."""
+    runtime: RuntimeKind | None = None
+    """How somebody else's agent is reached: tmux, acp or callback. Without it, Gofer runs the agent itself."""
+    external: Annotated[ExternalSettings, AfterValidator(_fallback_of_another)] = ExternalSettings()
+    """How an external agent is woken, and who stands in for it."""
 
     @property
     def effort(self) -> str:

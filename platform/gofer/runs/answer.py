@@ -77,6 +77,8 @@ from gofer.vault.redaction import Redactor
 
 log = structlog.get_logger()
 CANCELLED = "cancelled"
+TRIGGER = "trigger"
+"""The part of a job's payload that says who asked that an external agent be woken."""
 APOLOGIES = {
     CANCELLED: "Stopped, as asked.",
     "worker.lost": "I had to give this up: the process working on it stopped each time. Send it again to retry.",
@@ -154,6 +156,20 @@ class WorkerRun:
     goal_id: str | None = None
 
 
+Drafting = Callable[[str], Awaitable[tuple[Draft, ...]]]
+"""Makes one sentence into a reply to whoever asked."""
+
+
+class ExternalAgents(Protocol):
+    """Wakes agents that somebody else runs."""
+
+    async def handle(
+        self, run: Run, spec: AgentSpec, admitted: Sequence[StoredMessage], draft: Drafting
+    ) -> Outcome:
+        """Move the Trigger of an external agent on."""
+        ...
+
+
 class RunObserver:
     """Is told what a run does as it goes. Contract: neither blocks nor raises."""
 
@@ -187,6 +203,7 @@ class Answerer:
         self_update: SelfUpdateTools | None = None,
         goal_tools: ToolsOfRun | None = None,
         delegator: Delegator | None = None,
+        external: ExternalAgents | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -206,6 +223,7 @@ class Answerer:
         self._self_update = self_update
         self._goal_tools = goal_tools
         self._delegator = delegator
+        self._external = external
         self._plugins = plugin_tools()  # looked for once: reading every package's entry points takes long
 
     async def handle(self, run: Run) -> Outcome:
@@ -229,10 +247,15 @@ class Answerer:
             admitted = await self._admitted(claim)
             crash_point("run.admitted")
             asker = _asker(admitted)
-            if asker is None:
+            if asker is None and TRIGGER not in claim.payload:
                 # No message from somebody known wants an answer: no run at all.
                 return Done(included_to=admitted[-1].seq if admitted else claim.covers_to)
-            return await self._run(run, asker)
+            spec = await self._spec(claim)
+            if spec.runtime is not None and self._external is not None:
+                return await self._external.handle(run, spec, admitted, partial(self._drafts, claim, asker))
+            if asker is None:
+                return Done(included_to=admitted[-1].seq if admitted else claim.covers_to)
+            return await self._run(run, asker, spec)
         except Temporary as error:
             if error.retry_after is not None:
                 return Snooze(error.retry_after, error.reason)
@@ -253,9 +276,9 @@ class Answerer:
         )
         return await self._admitter.admit(claim, [read for read in found if to is None or read.seq <= to])
 
-    async def _run(self, run: Run, asker: StoredMessage) -> Outcome:
+    async def _run(self, run: Run, asker: StoredMessage, spec: AgentSpec) -> Outcome:
         claim = run.claim
-        spec, identity = await self._identity.fixed(claim, await self._spec(claim))
+        spec, identity = await self._identity.fixed(claim, spec)
         spec = await self._in_place(spec, asker)
         model, prices = await self._model(claim, spec)
         async with self._loans.job() as job:

@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from gofer.connections.context import LoadedConnections
+from gofer.crash import crash_point
 from gofer.errors import NotFound
 from gofer.jobs.kinds import POST
 from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Wait
@@ -28,13 +29,16 @@ from gofer.store.database import Database
 from gofer.store.encryption import conversation_key, seal, unseal
 from gofer.store.ids import new_id
 from gofer.store.locks import lock_conversation
-from gofer.store.tables import agents, bindings, jobs
+from gofer.store.messages import StoredMessage, open_stored
+from gofer.store.tables import Trust, agents, bindings, jobs, messages
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
 from gofer.vault.redaction import Redactor
 
 ASKED = "post.asked"
 """What the question of a post is known by."""
+LATE = "post.late"
+"""Why a post ended without being sent: it came for a hop of a Trigger that was over."""
 UNANSWERED = "question.expired"
 """Why a post ended that nobody answered in time."""
 
@@ -58,10 +62,14 @@ def submit_post(
     conversation_id: str,
     agent: str = "",
     unique_key: str | None = None,
+    answers: int | None = None,
+    late: bool = False,
+    for_order: str = "",
 ) -> int:
     """Make the job that says or asks it, in the name of an agent if one is given; returns its id.
 
-    With a key that was used before it is the id of the job that was made then. Raises NotFound.
+    `answers` is the message that it answers, `for_order` the order of a host that asks. What is `late` is kept with the
+    job and never sent. With a key that was used before it is the id of the job that was made then. Raises NotFound.
     """
     lock_conversation(connection, conversation_id)
     place = _place(connection, conversation_id)
@@ -78,7 +86,14 @@ def submit_post(
         # What is said keeps its order; a question must not hold up what is said after it.
         lane=f"{POST}:{mark if post.asks else conversation_id}",
         pool=SERVICE,
-        payload={"mark": mark, "sealed": base64.b64encode(sealed).decode(), "asks": post.asks},
+        payload={
+            "mark": mark,
+            "sealed": base64.b64encode(sealed).decode(),
+            "asks": post.asks,
+            **({} if answers is None else {"answers": answers}),
+            **({"late": True} if late else {}),
+            **({"order": for_order} if for_order else {}),
+        },
         conversation_id=conversation_id,
         agent_id=agent_id,
         connection_id=place.connection_id,
@@ -89,8 +104,10 @@ def submit_post(
     return int(made)
 
 
-def _place(connection: Connection, conversation_id: str) -> Any:
+def _place(connection: Connection, conversation_id: str, connection_id: str | None = None) -> Any:
     query = select(bindings).where(bindings.c.conversation_id == conversation_id)
+    if connection_id is not None:
+        query = query.where(bindings.c.connection_id == connection_id)
     found = connection.execute(query.order_by(bindings.c.id).limit(1)).first()
     if found is None:
         raise NotFound("There is no such conversation. It may have been purged.")
@@ -122,35 +139,64 @@ class Poster:
     async def handle(self, run: Run) -> Outcome:
         """Say it; or ask, and end when the answer is there."""
         claim = run.claim
+        if claim.payload.get("late"):
+            return Done(reason=LATE)
+        crash_point("post.saying")
         try:
-            post, place, name = await self._database.read(partial(self._read, claim=claim))
+            post, place, name, about = await self._database.read(partial(self._read, claim=claim))
         except (NotFound, Tampered, KeyError, ValueError):
             return Dead("post.unreadable")
         if claim.payload.get("asks"):
             answered = await StoreQuestions(self._database, self._vault, claim).answer(ASKED)
             if answered is not None:
                 return Done(reason=UNANSWERED if answered.expired else "")
-        draft = await self._draft(post, place, name)
+        draft = await self._draft(post, place, name, about)
         if not post.asks:
             return Done((draft,))
         return Wait(
             post.text, ASKED, expires_after=post.expires_after, drafts=(draft,), choices=tuple(post.choices)
         )
 
-    def _read(self, connection: Connection, claim: Claim) -> tuple[Post, Any, str]:
+    def _read(self, connection: Connection, claim: Claim) -> tuple[Post, Any, str, StoredMessage | None]:
         conversation_id, payload = str(claim.conversation_id), claim.payload
         key = conversation_key(connection, self._vault, conversation_id)
         bound = _bound_to(str(payload["mark"]), conversation_id, claim.agent_id)
         opened: Mapping[str, Any] = unseal(key, base64.b64decode(payload["sealed"]), *bound)
         name = connection.execute(select(agents.c.name).where(agents.c.id == claim.agent_id)).scalar() or ""
-        return Post(**opened), _place(connection, conversation_id), name
+        answers = payload.get("answers")
+        about = None if answers is None else _answered(connection, self._vault, conversation_id, int(answers))
+        place = _place(connection, conversation_id, about.connection_id if about is not None else None)
+        return Post(**opened), place, name, about
 
-    async def _draft(self, post: Post, place: Any, name: str) -> Draft:
-        """A program's words: the conversation keeps them with a stranger's trust."""
+    async def _draft(self, post: Post, place: Any, name: str, about: StoredMessage | None) -> Draft:
+        """A program's words: the conversation keeps them with a stranger's trust, unless the file of an external agent
+        says that it is trusted."""
         connected = await self._accounts.get(place.connection_id)
-        several = len(in_force(await asyncio.to_thread(self._agents.look))) > 1
-        signature = f"**{name}**\n\n" if name and several else ""
+        known = {spec.name: spec for spec in in_force(await asyncio.to_thread(self._agents.look))}
+        signature = f"**{name}**\n\n" if name and len(known) > 1 else ""
+        trusted = name in known and known[name].runtime is not None and known[name].external.trusted
         choices = "".join(f"\n- {choice}" for choice in post.choices)
         text = self._redactor.redact(post.text + choices)
         parts = tuple(await asyncio.to_thread(connected.integration.split, signature + text))
-        return Draft(place.id, parts, "note" if post.asks else "final", signature=signature, narrowed=True)
+        return Draft(
+            place.id,
+            parts,
+            "note" if post.asks else "final",
+            about.message.external_id if about is not None else "",
+            about.message.facts if about is not None else {},
+            signature=signature,
+            narrowed=not trusted,
+        )
+
+
+def _answered(connection: Connection, vault: Vault, conversation_id: str, to: int) -> StoredMessage | None:
+    """The last message up to a number that wants an answer and is from somebody known."""
+    query = (
+        select(messages)
+        .where(messages.c.conversation_id == conversation_id, messages.c.seq <= to, messages.c.addressed)
+        .where(messages.c.trust.in_((Trust.OWNER, Trust.MEMBER)), messages.c.sealed.is_not(None))
+        .order_by(messages.c.seq.desc())
+        .limit(1)
+    )
+    row = connection.execute(query).first()
+    return None if row is None else open_stored(conversation_key(connection, vault, conversation_id), row)

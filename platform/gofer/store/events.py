@@ -63,6 +63,10 @@ KINDS: dict[str, str] = {
     "conversation.changed": "Somebody chose who answers a conversation, with which model, or muted a heartbeat there.",
     "heartbeat.found": "An agent's heartbeat found something that is due, and what it recommends.",
     "heartbeat.nudged": "An agent's heartbeat wrote to a conversation: why, and what it recommends.",
+    "trigger.hop": "A hop of a Trigger was made or changed: what is tried to wake an external agent, and why.",
+    "trigger.late": "An external agent's words came for a hop that was over: they are kept and never sent.",
+    "trigger.blocked": "An external agent got nowhere in a conversation and is not woken there any more.",
+    "trigger.unblocked": "A person let an external agent be woken again.",
     "error": "Something went wrong that no other event describes.",
 }
 """Every kind the infrastructure writes; the agent's own kinds are listed in `gofer.agent.journal`."""

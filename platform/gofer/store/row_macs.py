@@ -49,6 +49,7 @@ from gofer.store.tables import (
     principals,
     questions,
     routes,
+    runtimes,
     schedules,
     shells,
     sign_in_links,
@@ -76,6 +77,7 @@ TABLES: tuple[Table, ...] = (
     questions,
     shells,
     goals,
+    runtimes,
 )
 
 FREE: dict[str, frozenset[str]] = {
@@ -89,6 +91,19 @@ FREE: dict[str, frozenset[str]] = {
     "shell": frozenset({"used_at"}),
     "goal": frozenset(
         {"sealed", "state", "reason", "spent", "replans", "job_id", "event_seq", "changed_at", "finished_at"}
+    ),
+    "runtime": frozenset(
+        {
+            "host",
+            "program",
+            "session",
+            "can_resume",
+            "can_spawn",
+            "reported",
+            "seen_at",
+            "active_at",
+            "crashes",
+        }
     ),
 }
 """Columns that are not signed: times that only inform, and bytes that their own encryption binds to the row."""

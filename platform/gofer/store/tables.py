@@ -485,6 +485,8 @@ class Conversation(SQLModel, table=True):
     """How many of its replies were pruned, so that the numbers of the others stay; None for none."""
     created_at: float
     purged_at: float | None = None
+    closed_at: float | None = None
+    """When its place was closed, such as an issue; no external agent is woken there then. None while it is open."""
 
 
 class Binding(SQLModel, table=True):
@@ -605,6 +607,14 @@ class Participant(SQLModel, table=True):
     """What is kept of everything its last checkpoint covers, sealed."""
     muted_at: float | None = None
     """When somebody there asked that the agent's heartbeat writes nothing there; None while it may."""
+    ack_seq: int | None = _big(default=None, nullable=True)
+    """The last message that an external agent itself said it has read; None when it never said so."""
+    blocked_at: float | None = None
+    """When an external agent was stopped here because it got nowhere; a person unblocks it."""
+    blocked_reason: str | None = None
+    """The code of why."""
+    unblocked_at: float | None = None
+    """When a person last unblocked it: what came before does not count against it."""
 
 
 class Job(SQLModel, table=True):
@@ -1068,6 +1078,84 @@ class HeartbeatFinding(SQLModel, table=True):
     """When it was decided what becomes of it."""
 
 
+class Runtime(SQLModel, table=True):
+    """An external agent's process as Gofer knows it."""
+
+    __table_args__ = (
+        Index("runtime_by_name", "name", unique=True),
+        Index("runtime_of_agent", "agent_id"),
+    )
+
+    id: str = Field(primary_key=True)
+    name: str
+    agent_id: str = Field(foreign_key="agent.id")
+    kind: str
+    """tmux, acp or callback."""
+    member_id: str
+    """Whose it is: only this member's host may announce it and gets its orders."""
+    host: str = ""
+    """The machine of the host that announced it last."""
+    program: str = ""
+    """What runs there, as the host says."""
+    session: str = ""
+    """Its session there; empty for none."""
+    can_resume: bool = False
+    can_spawn: bool = False
+    """Whether Gofer may ask its host for these: what the host says its own file has a command for."""
+    reported: str = "registered"
+    """registered (never seen), live, idle or offline: what its host said last."""
+    seen_at: float | None = None
+    """When its host last announced it."""
+    active_at: float | None = None
+    """When its session last did something: it was seen alive, acknowledged or answered."""
+    crashes: list[float] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    """When its session died by itself, the last few times."""
+    drained_at: float | None = None
+    """When somebody asked that it gets nothing new; None while it may."""
+    callback_url: str = ""
+    callback_secret: str = ""
+    """The name of the secret that signs requests to the address."""
+    created_at: float
+    mac: bytes | None = _mac()
+
+
+class Hop(SQLModel, table=True):
+    """One step of a Trigger: one delivery to a runtime, or the end of the chain. It has nobody's words."""
+
+    __table_args__ = (
+        Index("hop_for_host", "host", "deadline", **_where("state IN ('queued','taken')")),
+        Index("hop_of_agent", "agent_id", "created_at"),
+        Index("hop_of_conversation", "conversation_id", "created_at"),
+    )
+
+    job_id: int = Field(sa_column=Column(Serial, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True))
+    number: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
+    conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
+    agent_id: str
+    runtime_id: str | None = None
+    """Where it goes; None for a hop that needs no runtime. The runtime may be removed before it."""
+    host: str = ""
+    action: str
+    """live, resume, spawn, fallback or dead_letter."""
+    state: str
+    """queued, taken, delivered, acknowledged, answered, read, failed or cancelled."""
+    reason: str = ""
+    """Code of why it ended, or of what holds it up."""
+    tries: int = 0
+    """How often a host took it."""
+    covers_to: int = _big()
+    """The last message that it tells of."""
+    fence: int = _big()
+    """Of the attempt that made it."""
+    said: str = ""
+    """A keyed digest of what was answered, to notice the same words again."""
+    deadline: float
+    """When the Trigger goes on without it."""
+    created_at: float
+    delivered_at: float | None = None
+    ended_at: float | None = None
+
+
 class Worker(SQLModel, table=True):
     """A process that is or was there."""
 
@@ -1125,4 +1213,6 @@ memories = table(Memory)
 goals = table(Goal)
 tasks = table(Task)
 heartbeat_findings = table(HeartbeatFinding)
+runtimes = table(Runtime)
+hops = table(Hop)
 workers = table(Worker)

@@ -36,6 +36,7 @@ from gofer.web.queries.jobs import (
     steer_job,
     steer_jobs,
 )
+from gofer.web.queries.runtimes import hops_of_job
 
 _STATES = "|".join(JobState)
 
@@ -108,6 +109,7 @@ def _show(connection: Connection, job_id: int, platform: Platform, words: bool, 
         "job": dict(find_job(connection, job_id)._mapping),
         "attempts": attempts_of(connection, job_id),
         "replies": replies_of(connection, job_id),
+        "hops": hops_of_job(connection, job_id),
         "events": events_of(connection, platform, job_id, words=words),
     }
 

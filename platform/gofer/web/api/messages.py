@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from sqlalchemy import Connection, select
@@ -11,14 +11,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.app import Platform
-from gofer.errors import Conflict, NotFound
+from gofer.errors import Conflict, Malformed, NotFound
 from gofer.jobs.kinds import ANSWER
 from gofer.jobs.notifications import JOBS
 from gofer.runs.posts import Post, submit_post
+from gofer.runtimes.requests import say_for_hop
 from gofer.store.ids import new_id
 from gofer.store.tables import connections, jobs
-from gofer.web.api.http import WHOLE, WORKSPACE, RequestModel, json_response, parse_body, platform_of
+from gofer.web.api.http import MAX_ID, WHOLE, WORKSPACE, RequestModel, json_response, parse_body, platform_of
 from gofer.web.api.idempotency import HEADER
+from gofer.web.api.participants import hop_of
 from gofer.web.auth import Visitor, visitor_of
 from gofer.web.auth.members import digest, first_owner
 from gofer.web.chat.posts import ChatPost, take
@@ -30,6 +32,17 @@ class NewMessage(RequestModel):
     """Something to say."""
 
     text: str = Field(min_length=1, max_length=100_000, pattern=r"\S")
+
+
+class Words(NewMessage):
+    """Something to say in a conversation; an external agent names the trigger and hop that it answers."""
+
+    trigger: Annotated[int, Field(ge=1, le=MAX_ID), WHOLE] | None = Field(
+        default=None, description="For a token of an external agent: the trigger that this answers."
+    )
+    hop: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = Field(
+        default=None, description="The hop of the trigger. One answer to it is sent; a late one is kept."
+    )
 
 
 class FirstMessage(NewMessage):
@@ -105,7 +118,12 @@ def _no_agent(name: str) -> NotFound:
 
 async def say(request: Request) -> Response:
     """Say something in a conversation one has in the web chat; a token of an agent, in any of the agent's."""
-    platform, given = platform_of(request), await parse_body(request, NewMessage)
+    platform, given = platform_of(request), await parse_body(request, Words)
+    hop = hop_of(given.trigger, given.hop)
+    if visitor_of(request).agent and hop is not None:
+        return await _answer_hop(request, request.path_params["id"], given.text, hop)
+    if hop is not None:
+        raise Malformed("trigger: only a token that is bound to an external agent answers a trigger.")
     if visitor_of(request).agent:
         return await post(request, request.path_params["id"], Post(given.text))
     visitor = await _speaker(platform, visitor_of(request))
@@ -118,6 +136,22 @@ async def ask(request: Request) -> Response:
     life = float(given.expires_after) if given.expires_after is not None else None
     asked = Post(given.text, asks=True, choices=tuple(given.choices), expires_after=life)
     return await post(request, request.path_params["id"], asked)
+
+
+async def _answer_hop(request: Request, conversation_id: str, text: str, hop: tuple[int, int]) -> Response:
+    """An external agent's answer: sent once, and kept but never sent when it comes too late."""
+    platform, agent = platform_of(request), visitor_of(request).agent
+
+    def say(connection: Connection) -> dict[str, Any]:
+        find_conversation(connection, conversation_id, agent)
+        return say_for_hop(
+            connection, platform.vault, conversation_id=conversation_id, agent=agent, hop=hop, text=text
+        )
+
+    told = await platform.database.write(say)
+    platform.signals.wake(JOBS)
+    said = {"conversation_id": conversation_id, "seq": None, **told}
+    return json_response(request, said, 202, location=f"/jobs/{told['job_id']}")
 
 
 async def post(request: Request, conversation_id: str, post: Post) -> Response:

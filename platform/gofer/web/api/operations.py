@@ -40,6 +40,8 @@ class Operation:
     """The answer is a stream of server-sent events, each of which is one `answer`."""
     for_agents: bool = False
     """A token that is bound to an agent may call it: it then sees what is that agent's, and nothing else."""
+    routine: bool = False
+    """A program says it again and again, and no person wants it on record: the audit log has no entry for it."""
     fails: tuple[int, ...] = ()
     """Statuses beyond those that every operation of its kind may answer."""
 
@@ -58,5 +60,5 @@ class Operation:
                 return await once(request, self.endpoint, secret=self.secret)
             return await self.endpoint(request)
 
-        endpoint = require(self.role, self.noun, for_agents=self.for_agents)(run)
+        endpoint = require(self.role, self.noun, for_agents=self.for_agents, routine=self.routine)(run)
         return Route(self.path, endpoint, methods=[self.method], name=self.name)

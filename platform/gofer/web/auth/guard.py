@@ -212,8 +212,11 @@ def csrf_of(request: HTTPConnection) -> str:
     return csrf_for(session) if session else ""
 
 
-def require(role: Role, noun: str = "", *, for_agents: bool = False) -> Callable[[Endpoint], Endpoint]:
-    """An endpoint for those with at least this role. A change must be their own wish, and is put on record.
+def require(
+    role: Role, noun: str = "", *, for_agents: bool = False, routine: bool = False
+) -> Callable[[Endpoint], Endpoint]:
+    """An endpoint for those with at least this role. A change must be their own wish, and is put on record unless it
+    is routine.
 
     A token with scopes of its own reaches only endpoints of a noun; one that is bound to an agent, only those that
     look at whose something is.
@@ -235,6 +238,8 @@ def require(role: Role, noun: str = "", *, for_agents: bool = False) -> Callable
             if request.method in SAFE:
                 return await endpoint(*arguments)
             await check_wish(request)
+            if routine:
+                return await endpoint(*arguments)
             return await audited(request, visitor, lambda: endpoint(*arguments))
 
         answer.role = role  # type: ignore[attr-defined]

@@ -37,6 +37,7 @@ NOUNS = (
     "messages",
     "questions",
     "rows",
+    "runtimes",
     "schedules",
     "secrets",
     "shells",

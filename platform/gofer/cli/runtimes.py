@@ -1,0 +1,172 @@
+"""`gofer runtimes`: agents that somebody runs elsewhere, and waking them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from gofer.cli.client import call
+from gofer.cli.output import AsJson, ago, facts, plain, show, table
+
+app = typer.Typer(
+    help="Runtimes: external agents, and waking them.", no_args_is_help=True, rich_markup_mode=None
+)
+Name = Annotated[str, typer.Argument(help="The runtime's name.", show_default=False)]
+Conversation = Annotated[str, typer.Argument(help="The conversation's id.", show_default=False)]
+Agent = Annotated[str, typer.Argument(help="The agent's name.", show_default=False)]
+HOP = ("hop", "what", "runtime", "state", "reason", "began", "seconds")
+
+
+@app.command("list")
+def list_runtimes(as_json: AsJson = False) -> None:
+    """List runtimes.
+
+    \b
+    gofer runtimes list
+    """
+    found = call("GET", "/runtimes")
+    rows = [
+        (
+            each["name"],
+            each["agent"],
+            each["kind"],
+            each["state"],
+            each["host"],
+            each["member"],
+            ago(each["seen_at"]) if each["seen_at"] else "never",
+        )
+        for each in found["runtimes"]
+    ]
+    columns = ("runtime", "agent", "kind", "state", "host", "member", "seen")
+    empty = "No runtimes. Add one: gofer runtimes add NAME --agent AGENT --kind tmux"
+    show(found, as_json, lambda: table(columns, rows, empty=empty))
+
+
+@app.command()
+def add(
+    name: Name,
+    agent: Annotated[str, typer.Option(help="The external agent it runs.", show_default=False)],
+    kind: Annotated[str, typer.Option(help="tmux, acp or callback, as in the agent's file.")] = "tmux",
+    member: Annotated[str, typer.Option(help="Whose host may announce it. By default the first owner.")] = "",
+    url: Annotated[str, typer.Option(help="For a callback: where requests go.")] = "",
+    secret: Annotated[str, typer.Option(help="For a callback: the name of the secret that signs them.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Register a runtime. From then on its member's host may announce it.
+
+    \b
+    gofer runtimes add reviewer-pane --agent reviewer --kind tmux
+    gofer runtimes add bot --agent bot --kind callback --url https://bot.example/gofer --secret bot_key
+    """
+    asked = {"name": name, "agent": agent, "kind": kind, "member": member}
+    if url or secret:
+        asked |= {"callback_url": url, "callback_secret": secret}
+    made = call("POST", "/runtimes", json=asked)
+    then = "" if kind == "callback" else " Now run its host: gofer runtimes host"
+    show(made, as_json, lambda: print(f"{name} is registered for {plain(made['member'])}.{then}"))
+
+
+@app.command("show")
+def show_runtime(name: Name, as_json: AsJson = False) -> None:
+    """Show a runtime with its last hops.
+
+    \b
+    gofer runtimes show reviewer-pane
+    """
+    found = call("GET", f"/runtimes/{name}")
+
+    def shown() -> None:
+        names = ("name", "agent", "kind", "state", "host", "program", "session", "member", "crashes")
+        facts([(each, found[each]) for each in names])
+        print("\nLast hops")
+        table(("trigger", *HOP), [(each["trigger"], *hop_row(each)) for each in found["hops"]], empty="None.")
+
+    show(found, as_json, shown)
+
+
+def hop_row(each: dict[str, Any]) -> tuple[Any, ...]:
+    """A hop as a row of a table."""
+    lasted = f"{each['ended_at'] - each['created_at']:.1f}" if each["ended_at"] else "-"
+    began = ago(each["created_at"])
+    return each["number"], each["action"], each["runtime"], each["state"], each["reason"], began, lasted
+
+
+@app.command()
+def drain(
+    name: Name,
+    off: Annotated[bool, typer.Option("--off", help="Give it work again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give a runtime nothing new; what it works on goes on.
+
+    \b
+    gofer runtimes drain reviewer-pane
+    gofer runtimes drain reviewer-pane --off
+    """
+    done = call("POST", f"/runtimes/{name}/drain", json={"on": not off})
+    show(done, as_json, lambda: print(f"{name} is {done['state']}."))
+
+
+@app.command()
+def remove(name: Name, as_json: AsJson = False) -> None:
+    """Forget a runtime. What its agent is asked goes to the fallback.
+
+    \b
+    gofer runtimes remove reviewer-pane
+    """
+    done = call("DELETE", f"/runtimes/{name}")
+    show(done, as_json, lambda: print(f"{name} is forgotten."))
+
+
+@app.command()
+def trigger(
+    conversation: Conversation,
+    agent: Agent,
+    reason: Annotated[str, typer.Option(help="Why; required with --force.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Although it is blocked or somebody types.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Wake an external agent that takes part in a conversation.
+
+    \b
+    gofer runtimes trigger conv_k3v9 reviewer
+    gofer runtimes trigger conv_k3v9 reviewer --force --reason 'the deadline is tonight'
+    """
+    asked = {"agent": agent, "reason": reason, "force": force}
+    done = call("POST", f"/conversations/{conversation}/trigger", json=asked)
+    told = [done["action"], f"job {done['job']}" if done["job"] else "", done["reason"]]
+    show(done, as_json, lambda: print(", ".join(part for part in told if part)))
+
+
+@app.command()
+def participants(conversation: Conversation, as_json: AsJson = False) -> None:
+    """List the agents of a conversation, and how far each has read.
+
+    \b
+    gofer runtimes participants conv_k3v9
+    """
+    found = call("GET", f"/conversations/{conversation}/participants")
+    rows = [
+        (
+            each["agent"],
+            each["runtime"] or "Gofer's own",
+            each["unread"],
+            each["ack_seq"],
+            each["blocked_reason"],
+        )
+        for each in found["participants"]
+    ]
+    columns = ("agent", "runtime", "unread", "acknowledged", "blocked")
+    show(found, as_json, lambda: table(columns, rows, empty="No agents."))
+
+
+@app.command()
+def unblock(conversation: Conversation, agent: Agent, as_json: AsJson = False) -> None:
+    """Let an agent that was blocked in a conversation be woken again.
+
+    \b
+    gofer runtimes unblock conv_k3v9 reviewer
+    """
+    done = call("POST", f"/conversations/{conversation}/unblock", json={"agent": agent})
+    show(done, as_json, lambda: print(f"{agent} may be woken again in {conversation}."))

@@ -1,0 +1,132 @@
+"""The agents of a conversation: who takes part, who has read what, and waking one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.errors import Forbidden, Malformed
+from gofer.jobs.notifications import JOBS
+from gofer.runtimes import requests
+from gofer.runtimes.requests import TriggerWish
+from gofer.web.api.http import MAX_ID, WHOLE, RequestModel, json_response, parse_body, platform_of
+from gofer.web.auth import actor, note, visitor_of
+from gofer.web.queries import runtimes
+from gofer.web.queries.conversations import find_conversation
+
+Seq = Annotated[int, Field(ge=1, le=MAX_ID), WHOLE]
+HopNumber = Annotated[int, Field(ge=1, le=1000), WHOLE]
+
+
+class Acknowledgement(RequestModel):
+    """That an agent has read something."""
+
+    seq: Seq | None = Field(default=None, description="Up to which message it is read.")
+    trigger: Seq | None = Field(default=None, description="The trigger that told of it.")
+    hop: HopNumber | None = Field(default=None, description="The hop of the trigger.")
+    done: bool = Field(default=False, description="Nothing is left to say: no answer follows.")
+
+
+class TriggerBody(RequestModel):
+    """Which agent to wake, and why."""
+
+    agent: str = Field(min_length=1, max_length=100)
+    reason: str = Field(default="", max_length=500, description="Why; required with force.")
+    force: bool = Field(
+        default=False, description="Although it is blocked or somebody types: for owners only."
+    )
+
+
+class AgentName(RequestModel):
+    """An agent of the conversation."""
+
+    agent: str = Field(min_length=1, max_length=100)
+
+
+class Closing(RequestModel):
+    """Whether a conversation is closed."""
+
+    closed: bool = True
+
+
+async def index(request: Request) -> Response:
+    """The agents of a conversation, and how far each has read."""
+    platform = platform_of(request)
+    conversation_id, viewer = request.path_params["id"], visitor_of(request).agent
+    found = await platform.database.read(
+        partial(runtimes.list_participants, conversation_id=conversation_id, viewer=viewer)
+    )
+    return json_response(request, {"participants": await runtimes.with_kinds(platform, found)})
+
+
+def hop_of(trigger: int | None, hop: int | None) -> tuple[int, int] | None:
+    """The hop that a request names, if it does; raises Malformed for half a name."""
+    if (trigger is None) != (hop is None):
+        raise Malformed("trigger: give trigger and hop together, as they came with the text.")
+    return (trigger, hop) if trigger is not None and hop is not None else None
+
+
+async def acknowledge(request: Request) -> Response:
+    """Say that the agent whose token this is has read something."""
+    platform, given = platform_of(request), await parse_body(request, Acknowledgement)
+    conversation_id, agent = request.path_params["id"], visitor_of(request).agent
+    if not agent:
+        raise Forbidden("Only an agent acknowledges what it has read: use a token that is bound to it.")
+    await platform.database.read(partial(find_conversation, conversation_id=conversation_id, agent=agent))
+    spec = await runtimes.agent_spec(platform, agent)
+    told = await platform.database.write(
+        partial(
+            requests.acknowledge,
+            conversation_id=conversation_id,
+            agent=agent,
+            seq=given.seq,
+            hop=hop_of(given.trigger, given.hop),
+            done=given.done,
+            answer_within=spec.external.answer_within,
+        )
+    )
+    platform.signals.wake(JOBS)
+    return json_response(request, told)
+
+
+async def trigger(request: Request) -> Response:
+    """Wake an external agent that takes part in a conversation."""
+    platform, given = platform_of(request), await parse_body(request, TriggerBody)
+    visitor, conversation_id = visitor_of(request), request.path_params["id"]
+    note(request, agent=given.agent, force=given.force, reason=given.reason)
+    if given.force and (visitor.role != "owner" or visitor.agent):
+        raise Forbidden("Only an owner forces a trigger.")
+    if given.force and not given.reason.strip():
+        raise Malformed("reason: say why, when you force a trigger; it is put on record.")
+    await platform.database.read(
+        partial(find_conversation, conversation_id=conversation_id, agent=visitor.agent)
+    )
+    wish = TriggerWish(visitor.agent or actor(request), given.reason, given.force, visitor.agent)
+    told = await runtimes.trigger(platform, conversation_id, given.agent, wish)
+    platform.signals.wake(JOBS)
+    location = f"/jobs/{told['job']}" if told["job"] is not None else ""
+    return json_response(request, told, 202, location=location)
+
+
+async def unblock(request: Request) -> Response:
+    """Let a blocked agent be woken again in a conversation."""
+    platform, given = platform_of(request), await parse_body(request, AgentName)
+    conversation_id = request.path_params["id"]
+    await platform.database.write(
+        partial(requests.unblock, conversation_id=conversation_id, agent=given.agent, by=actor(request))
+    )
+    return json_response(request, {"id": conversation_id})
+
+
+async def close(request: Request) -> Response:
+    """Close a conversation, or open it again: in a closed one no external agent is woken."""
+    platform, given = platform_of(request), await parse_body(request, Closing)
+    conversation_id = request.path_params["id"]
+    await platform.database.write(
+        partial(requests.set_closed, conversation_id=conversation_id, closed=given.closed, by=actor(request))
+    )
+    return json_response(request, {"id": conversation_id})

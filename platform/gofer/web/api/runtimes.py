@@ -1,0 +1,281 @@
+"""Runtimes of external agents: the registry, and the orders that hosts carry out."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.errors import Forbidden, Malformed
+from gofer.jobs.notifications import JOBS
+from gofer.runs.external_settings import RuntimeKind
+from gofer.runtimes import records
+from gofer.web.api.http import (
+    RequestModel,
+    json_response,
+    parse_body,
+    parse_query,
+    path_number,
+    platform_of,
+)
+from gofer.web.api.idempotency import HEADER
+from gofer.web.auth import Visitor, note, record_reading, visitor_of
+from gofer.web.auth.members import find_member, first_owner
+from gofer.web.queries import runtimes
+
+MAX_WAIT, LOOK_EVERY = 30, 2.0
+"""Seconds that a host may wait for orders, and between two looks when no signal comes."""
+NAME = r"^[a-z0-9][a-z0-9._-]{0,59}$"
+Word = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+
+class NewRuntime(RequestModel):
+    """A runtime to register."""
+
+    name: str = Field(pattern=NAME, description="a-z, 0-9, dots and dashes; at most 60 characters.")
+    agent: str = Field(min_length=1, max_length=100, description="The external agent it runs.")
+    kind: RuntimeKind
+    member: str = Field(
+        default="", max_length=200, description="Whose host may announce it; one's own when empty."
+    )
+    callback_url: str = Field(default="", max_length=2000, description="For a callback: where requests go.")
+    callback_secret: str = Field(
+        default="", max_length=100, description="For a callback: the name of the secret that signs them."
+    )
+
+
+class RuntimeAnnouncement(RequestModel):
+    """What a host says of a runtime, again and again."""
+
+    agent: str = Field(min_length=1, max_length=100)
+    kind: Literal["tmux", "acp"]
+    host: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")
+    state: Literal["live", "idle", "offline"] = Field(
+        description="offline: the host is here, the session is not."
+    )
+    session: Word = ""
+    program: Word = ""
+    can_resume: bool = False
+    can_spawn: bool = False
+    crashed: bool = Field(default=False, description="A session that was alive has just died by itself.")
+
+
+class Draining(RequestModel):
+    """Whether a runtime gets nothing new."""
+
+    on: bool = True
+
+
+class OrderQuery(RequestModel):
+    """Whose orders, and how long to wait for one."""
+
+    host: str = Field(min_length=1, max_length=200)
+    wait: int = Field(default=0, ge=0, le=MAX_WAIT, description="Seconds.")
+
+
+class OrderReport(RequestModel):
+    """What became of an order."""
+
+    status: Literal["delivered", "deferred", "failed", "acknowledged", "answered", "unknown"]
+    reason: str = Field(default="", max_length=60, description="A code such as runtime.gone.")
+    session: Word = ""
+    text: str = Field(default="", max_length=100_000, description="answered: the agent's words.")
+
+
+class OrderQuestion(RequestModel):
+    """Something that an agent asks people before it goes on."""
+
+    text: str = Field(min_length=1, max_length=10_000, pattern=r"\S")
+    choices: list[Annotated[str, Field(min_length=1, max_length=60)]] = Field(
+        default_factory=list, max_length=8
+    )
+
+
+async def index(request: Request) -> Response:
+    """List runtimes."""
+    platform = platform_of(request)
+    every = platform.settings.runtime_heartbeat
+    found = await platform.database.read(partial(runtimes.list_all, every=every))
+    return json_response(request, {"runtimes": found})
+
+
+async def show(request: Request) -> Response:
+    """One runtime with its last hops."""
+    platform = platform_of(request)
+    every = platform.settings.runtime_heartbeat
+    name = request.path_params["name"]
+    found = await platform.database.read(partial(runtimes.show_one, name=name, every=every))
+    return json_response(request, found)
+
+
+async def add(request: Request) -> Response:
+    """Register a runtime. From then on its member's host may announce it."""
+    platform, new = platform_of(request), await parse_body(request, NewRuntime)
+    note(request, name=new.name, agent=new.agent, kind=new.kind)
+    _check_callback(new)
+    await runtimes.external_spec(platform, new.agent, new.kind)
+    await platform.agents_changed()
+    member_id = await _member(request, new.member)
+    row = await platform.database.write(
+        partial(
+            records.register,
+            name=new.name,
+            agent=new.agent,
+            kind=new.kind,
+            member_id=member_id,
+            callback_url=new.callback_url,
+            callback_secret=new.callback_secret,
+        )
+    )
+    told = runtimes.describe(row, platform.settings.runtime_heartbeat)
+    return json_response(request, told, 201, location=f"/runtimes/{new.name}")
+
+
+def _check_callback(new: NewRuntime) -> None:
+    given = bool(new.callback_url), bool(new.callback_secret)
+    if new.kind != "callback":
+        if any(given):
+            raise Malformed("callback_url: only a runtime of the kind callback has one.")
+        return
+    if not all(given):
+        raise Malformed(
+            "callback_url: a callback needs callback_url and the name of a secret, callback_secret."
+        )
+    try:
+        parts = urlsplit(new.callback_url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.username
+    except ValueError:
+        fits = False
+    if not fits:
+        raise Malformed(
+            "callback_url: should begin with https:// or http://, name a host and hold no password."
+        )
+
+
+async def _member(request: Request, named: str = "") -> str:
+    """The id of the member that is meant; one's own, or the first owner's for the command line."""
+    platform, visitor = platform_of(request), visitor_of(request)
+    if named:
+        return str((await platform.database.read(partial(find_member, named=named))).id)
+    return visitor.member_id or str((await platform.database.write(first_owner)).id)
+
+
+def _host(request: Request) -> Visitor:
+    """A host, which is a program: a browser's page must not take its orders."""
+    visitor = visitor_of(request)
+    if visitor.via == "session":
+        raise Forbidden("Hosts come with a token: gofer tokens add host --scope runtimes:write")
+    return visitor
+
+
+async def announce(request: Request) -> Response:
+    """Announce a runtime: the host is here, and this is how its session is."""
+    _host(request)
+    platform, said = platform_of(request), await parse_body(request, RuntimeAnnouncement)
+    announcement = records.Announcement(**said.model_dump())
+    name, member_id = request.path_params["name"], await _member(request)
+    row = await platform.database.write(
+        partial(records.announce, name=name, member_id=member_id, said=announcement)
+    )
+    return json_response(request, runtimes.describe(row, platform.settings.runtime_heartbeat))
+
+
+async def drain(request: Request) -> Response:
+    """Give a runtime nothing new, or end that."""
+    given = await parse_body(request, Draining)
+    platform, name = platform_of(request), request.path_params["name"]
+    await _check_owned(request, name)
+    row = await platform.database.write(partial(records.drain, name=name, on=given.on))
+    platform.signals.wake(JOBS)
+    return json_response(request, runtimes.describe(row, platform.settings.runtime_heartbeat))
+
+
+async def remove(request: Request) -> Response:
+    """Forget a runtime."""
+    platform, name = platform_of(request), request.path_params["name"]
+    await _check_owned(request, name)
+    await platform.database.write(partial(records.remove, name=name))
+    return json_response(request, {"id": name})
+
+
+async def _check_owned(request: Request, name: str) -> None:
+    row = await platform_of(request).database.read(partial(records.find_runtime, name=name))
+    is_owner = visitor_of(request).role == "owner"
+    records.check_owned(row, await _member(request), is_owner=is_owner)
+
+
+async def orders(request: Request) -> Response:
+    """Take the orders for a host's runtimes, each under a lease; wait for one when there is none."""
+    _host(request)
+    platform, query = platform_of(request), parse_query(request, OrderQuery)
+    member_id = await _member(request)
+    woken = platform.signals.subscribe(JOBS)
+    until = time.monotonic() + query.wait
+    try:
+        while True:
+            found = await runtimes.take_orders(platform, member_id, query.host)
+            left = until - time.monotonic()
+            if found or left <= 0:
+                break
+            await woken.wait(min(left, LOOK_EVERY))
+    finally:
+        platform.signals.unsubscribe(JOBS, woken)
+    for each in found:
+        await record_reading(request, each["conversation"])
+    return json_response(request, {"orders": found})
+
+
+async def report(request: Request) -> Response:
+    """Say what became of an order. What comes for one that is over changes nothing, and is answered so."""
+    _host(request)
+    platform, said = platform_of(request), await parse_body(request, OrderReport)
+    note(request, status=said.status, reason=said.reason)
+    if said.status == "answered" and not said.text.strip():
+        raise Malformed("text: an answer has words.")
+    told = await runtimes.report(
+        platform,
+        request.path_params["id"],
+        await _member(request),
+        status=said.status,
+        reason=said.reason,
+        session=said.session,
+        text=said.text,
+    )
+    platform.signals.wake(JOBS)
+    return json_response(request, told)
+
+
+async def ask(request: Request) -> Response:
+    """Ask the people of an order's conversation something for its agent."""
+    _host(request)
+    platform, given = platform_of(request), await parse_body(request, OrderQuestion)
+    job_id = await platform.database.write(
+        partial(
+            runtimes.ask,
+            vault=platform.vault,
+            order=request.path_params["id"],
+            member_id=await _member(request),
+            text=given.text,
+            choices=given.choices,
+            key=request.headers.get(HEADER, ""),
+        )
+    )
+    platform.signals.wake(JOBS)
+    told = {"question": job_id, "state": "open", "answer": ""}
+    return json_response(request, told, 202, location=f"/runtimes/questions/{job_id}")
+
+
+async def question(request: Request) -> Response:
+    """What became of a question."""
+    _host(request)
+    platform, job_id = platform_of(request), path_number(request)
+    member_id = await _member(request)
+    found = await platform.database.read(
+        partial(runtimes.find_answer, vault=platform.vault, job_id=job_id, member_id=member_id)
+    )
+    return json_response(request, found)
