@@ -27,7 +27,17 @@ from support.web_server import House
 
 T = TypeVar("T")
 ALL = [
-    *("list_conversations", "read_conversation", "post_message", "ask_person", "recall", "remember"),
+    *(
+        "list_conversations",
+        "read_conversation",
+        "post_message",
+        "acknowledge",
+        "list_participants",
+        "trigger_participant",
+        "ask_person",
+        "recall",
+        "remember",
+    ),
     *("run_agent", "list_jobs", "get_job", "cancel_job"),
 ]
 UNKNOWN = "conv_aaaaaaaaaaaaaaaa"
@@ -210,7 +220,9 @@ def test_a_token_is_offered_what_its_scopes_allow_and_nothing_else_exists(house:
     async def names(client: Client) -> list[str]:
         return [tool.name for tool in (await client.list_tools()).tools]
 
-    looking = ["list_conversations", "read_conversation", "recall", "list_jobs", "get_job"]
+    looking = [
+        "list_conversations", "read_conversation", "list_participants", "recall", "list_jobs", "get_job"
+    ]  # fmt: skip
     assert with_client(house, reading, names) == looking
     assert with_client(house, narrow, names) == ["list_jobs", "get_job"]
 

@@ -74,7 +74,7 @@ class Draining(RequestModel):
 class OrderQuery(RequestModel):
     """Whose orders, and how long to wait for one."""
 
-    host: str = Field(min_length=1, max_length=200)
+    host: str = Field(default="", max_length=200, description="The name that the host announces.")
     wait: int = Field(default=0, ge=0, le=MAX_WAIT, description="Seconds.")
 
 
