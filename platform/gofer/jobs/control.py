@@ -327,7 +327,7 @@ def withdraw(connection: Connection, vault: Vault, question_id: str, *, why: str
     if closed.rowcount == 1 and row.state == JobState.WAITING:
         _tell_others(connection, vault, row, question_id, why, "")
         ready = {"state": JobState.READY, "run_at": now()}
-        _note(connection, row.id, "question.withdrawn", {"question": question_id}, **ready)
+        note_event(connection, row.id, "question.withdrawn", {"question": question_id}, **ready)
 
 
 @dataclass(frozen=True, slots=True)
