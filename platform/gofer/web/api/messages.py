@@ -34,7 +34,7 @@ class NewMessage(RequestModel):
     text: str = Field(min_length=1, max_length=100_000, pattern=r"\S")
 
 
-class Words(NewMessage):
+class AnswerMessage(NewMessage):
     """Something to say in a conversation; an external agent names the trigger and hop that it answers."""
 
     trigger: Annotated[int, Field(ge=1, le=MAX_ID), WHOLE] | None = Field(
@@ -118,7 +118,7 @@ def _no_agent(name: str) -> NotFound:
 
 async def say(request: Request) -> Response:
     """Say something in a conversation one has in the web chat; a token of an agent, in any of the agent's."""
-    platform, given = platform_of(request), await parse_body(request, Words)
+    platform, given = platform_of(request), await parse_body(request, AnswerMessage)
     hop = hop_of(given.trigger, given.hop)
     if visitor_of(request).agent and hop is not None:
         return await _answer_hop(request, request.path_params["id"], given.text, hop)

@@ -41,7 +41,7 @@ class TriggerBody(RequestModel):
     )
 
 
-class AgentName(RequestModel):
+class ParticipantName(RequestModel):
     """An agent of the conversation."""
 
     agent: str = Field(min_length=1, max_length=100)
@@ -114,7 +114,7 @@ async def trigger(request: Request) -> Response:
 
 async def unblock(request: Request) -> Response:
     """Let a blocked agent be woken again in a conversation."""
-    platform, given = platform_of(request), await parse_body(request, AgentName)
+    platform, given = platform_of(request), await parse_body(request, ParticipantName)
     conversation_id = request.path_params["id"]
     await platform.database.write(
         partial(requests.unblock, conversation_id=conversation_id, agent=given.agent, by=actor(request))
