@@ -1,8 +1,10 @@
-"""Die inside an eviction or a summary, and just after it, and find every result kept once, to the byte."""
+"""Die inside an eviction, a summary or what the memory manager does, and just after it, and find everything kept once,
+to the byte."""
 
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from e2e.invariants import settled
 from e2e.process import Gofer
 from e2e.scenario import Scenario, prepared
 from gofer.app import open_app
@@ -18,7 +21,7 @@ from gofer.crash import EXIT_CODE
 from gofer.memory.notes import keep_note
 from gofer.memory.scopes import agent_scope
 from gofer.settings import Settings
-from gofer.store.tables import agents, events, memories
+from gofer.store.tables import agents, events, memories, spends
 from gofer_standins import loopback
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
 from support.patience import eventually
@@ -176,3 +179,71 @@ async def _changes(scenario: Scenario) -> int:
     query = select(events.c.data).where(events.c.kind == "memory.event")
     rows = await scenario.read(lambda connection: connection.execute(query).scalars().all())
     return sum(data["what"] in ("merge", "contradiction") for data in rows)
+
+
+FILLS = "[context]\nhistory = 500\n"
+"""Little room for earlier messages, so that one long message has to be summed up."""
+LONG = "The blue cups are on the upper shelf. " * 42
+SUMMING_UP = [
+    pytest.param(
+        point,
+        database,
+        id=f"{database}-{point}",
+        marks=() if (point, database) in {("asked", "sqlite")} else pytest.mark.slow,
+    )
+    for point in ("asked", "memory.tidying", "memory.tidied")
+    for database in ("sqlite", "postgresql")
+]
+
+
+@pytest.mark.parametrize(("point", "database_url"), SUMMING_UP, indirect=["database_url"])
+async def test_a_conversation_is_summed_up_once_by_dying_at(
+    point: str, database_url: str, data_dir: Path
+) -> None:
+    """Killed while the model writes the summary, while it is stored, and just after."""
+    asked: list[Gofer] = []
+
+    def script(request: Mapping[str, Any]) -> Reply:
+        if request.get("tools"):
+            return say("Noted.")
+        if point == "asked" and len(asked) < len(scenario.started):
+            asked.append(scenario.started[-1])
+            if len(asked) == 1:
+                asked[0].signal(signal.SIGKILL)
+        return say(SUMMARY)
+
+    model = Anthropic(script)
+    url = "" if database_url.startswith("sqlite") else database_url
+    async with (
+        loopback.serve(model.app) as address,
+        prepared(data_dir, url, anthropic_key=model.key, anthropic_base_url=address) as scenario,
+    ):
+        (data_dir / "agents").mkdir()
+        (data_dir / "agents" / "gofer.toml").write_text(FILLS)
+        dying = scenario.start(crash_at="" if point == "asked" else point).wait_until_ready()
+        await scenario.say("1", "kitchen", LONG)
+        await eventually(lambda: dying.ended, within=60)
+        assert dying.exit_code in (EXIT_CODE, -signal.SIGKILL), dying.log.read_text()[-2000:]
+        assert len(await _summaries(scenario)) == (point == "memory.tidied"), "whole or not at all"
+        living = scenario.start().wait_until_ready()
+
+        async def summed_up() -> bool:
+            return await scenario.read(settled) and len(await _summaries(scenario)) == 1
+
+        await eventually(summed_up, within=60)
+        await scenario.say("2", "kitchen", "And where are the cups?")
+        assert await scenario.settle(60), await scenario.findings()
+        assert living.stop() == 0
+        assert not await scenario.findings()
+        assert len(await _summaries(scenario)) == await _count(scenario, "context.checkpoint") == 1
+        query = select(spends.c.settled, spends.c.micros).where(spends.c.key.startswith("summary:"))
+        (paid,) = await scenario.read(lambda connection: connection.execute(query).all())
+        assert (paid.settled, paid.micros > 0) == (True, True), "one charge, for one summary"
+        prompt = str([each for each in model.received if each.get("tools")][-1]["messages"])
+        assert (SUMMARY.splitlines()[0] in prompt, prompt.count("<summary>")) == (True, 1)
+    assert model.refused == []
+
+
+async def _summaries(scenario: Scenario) -> list[Any]:
+    query = select(memories.c.id).where(memories.c.kind == "summary")
+    return list(await scenario.read(lambda connection: connection.execute(query).scalars().all()))

@@ -12,8 +12,8 @@ from sqlalchemy import select, update
 from gofer.errors import Forbidden
 from gofer.identity import grant_role
 from gofer.jobs.queue import SERVICE
+from gofer.memory import index, records
 from gofer.memory import manager as manager_module
-from gofer.memory import records
 from gofer.memory.audience import audience, new_scope
 from gofer.memory.index import read_index
 from gofer.memory.manager import MEMORY, Judgement, NoteTidier, by_rule
@@ -271,6 +271,21 @@ async def test_a_lost_key_and_a_damaged_index_are_said_and_the_rest_is_found(sce
     assert set(scene.recall.degraded) == set(found.degraded)
     await scene.world.run(reindex, scope_id=conversation_scope(scene.rooms["ann-phone"]))
     assert await scene.found("ann-phone", "boat") == ["the boat is yellow"]
+
+
+async def test_rows_of_another_layout_are_never_misread_and_are_made_anew(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer release finds rows of an older one, and the other way round."""
+    await scene.said("ann-phone", "ann", "the boat is yellow")
+    here = conversation_scope(scene.rooms["ann-phone"])
+    assert await scene.found("ann-phone", "boat") == ["the boat is yellow"]
+    for layout in ("posting-2", index.LAYOUT):
+        monkeypatch.setattr(index, "LAYOUT", layout)
+        found = await scene.results("ann-phone", "boat")
+        assert (found.found, found.degraded) == ([], {here: DAMAGED})
+        await scene.world.run(reindex, scope_id=here)
+        assert await scene.found("ann-phone", "boat") == ["the boat is yellow"]
 
 
 async def test_no_other_persons_private_room_counts_as_ones_own(scene: Scene) -> None:
