@@ -18,6 +18,8 @@ SLOWEST = 64 * 1024
 """Bytes per second that a form of somebody who is signed in may take, beside what every body may."""
 CONNECTION = "gofer.connection"
 """Where a request's scope keeps the connection that it came by."""
+MESSAGE_LIMIT = "gofer.message_limit"
+"""Where a WebSocket's scope keeps what bounds the bytes of its messages from then on."""
 CLIENT_GONE = 499
 """What the log calls a request whose sender went away; nobody is there to be answered."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -19,6 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from gofer.errors import Forbidden, NotFound, StoreError, TooBusy
 from gofer.web.auth import NotSignedIn, guard
+from gofer.web.body import MESSAGE_LIMIT
 
 log = structlog.get_logger()
 
@@ -80,10 +82,20 @@ class ClientSocket:
         self._allowance = allowance or Allowance()
         self._sending = asyncio.Lock()
 
+    def limit_messages(self, size: int) -> None:
+        """Bound the bytes of each message that is to come; a larger one closes the socket with 1009."""
+        limit = self.websocket.scope.get(MESSAGE_LIMIT)
+        if limit is not None:
+            limit(size)
+
     async def send(self, text: str) -> None:
         """Send one frame; raises TimeoutError when it is not read."""
         async with self._sending, asyncio.timeout(SEND_TIMEOUT):
             await self.websocket.send_text(text)
+
+    async def send_json(self, frame: dict[str, Any]) -> None:
+        """Send one frame of JSON."""
+        await self.send(json.dumps(frame, ensure_ascii=False))
 
     async def receive(self) -> Message:
         """The next frame; raises WebSocketDisconnect and Flooded."""

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
+from http import HTTPStatus
 from typing import Any, NoReturn, Protocol
 
 import httptools
@@ -23,7 +24,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from gofer.settings import Settings
 from gofer.web.auth.client_address import Peers, network_of
-from gofer.web.body import CONNECTION
+from gofer.web.body import CONNECTION, MESSAGE_LIMIT
 from gofer.web.problems import problem
 
 log = structlog.get_logger()
@@ -142,7 +143,7 @@ that was used before."""
 MAX_HEAD = 64 * 1024
 HEAD_TOO_LARGE = f"The head of a request may have {MAX_HEAD} bytes at most."
 MAX_MESSAGE = 512 * 1024
-"""Bytes of one message over a WebSocket."""
+"""Bytes of one message over a WebSocket, unless its endpoint says otherwise."""
 BACKLOG = 256
 """Connections that may wait to be accepted: those that are come to the limit a few at a time."""
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
@@ -353,6 +354,15 @@ class WebSocket(WebSocketsSansIOProtocol):
     """uvicorn's protocol for WebSockets, which says when the connection ends."""
 
     ended: Callable[[], None] | None = None
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if self.response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
+            self.scope[MESSAGE_LIMIT] = self._limit_messages  # type: ignore[literal-required]
+
+    def _limit_messages(self, size: int) -> None:
+        """Bound the messages that are to come."""
+        self.conn.max_message_size = size
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -44,6 +44,8 @@ OPEN_PREFIXES = ("/hooks/", "/healthz", "/readyz")
 """For machines that know nothing of cookies and may call us by any name; a signature speaks for a webhook."""
 METRICS = "/metrics"
 """Asked for by Prometheus, which finds us by whatever name its own network has; its token says who it is."""
+GATEWAY = "/gateway"
+"""The one socket that anybody may open who is no page of another site: its first frame says who is there."""
 MAX_CREDENTIAL = 200
 MAX_FILES, MAX_FIELDS = 100, 1000
 
@@ -141,7 +143,8 @@ class Guard:
             return None
         origin = headers.get("origin", "")
         by_token = caller.visitor is not None and caller.visitor.via == "token"
-        if self._peers.is_own(origin, scope, headers) or (not origin and by_token):
+        known = by_token or scope["path"] == GATEWAY
+        if self._peers.is_own(origin, scope, headers) or (not origin and known):
             return None
         return problem(403, "The connection was opened by another site's page.", code="origin")
 

@@ -239,13 +239,20 @@ async def keep_file(request: Request, platform: Platform, room: Room) -> Respons
 
 
 async def _keep(platform: Platform, room: Room, part: UploadFile) -> dict[str, Any]:
-    name = clean_name(part.filename or "")
     content = await part.read(MAX_FILE + 1)
+    return await keep_content(platform, room, part.filename or "", content, part.content_type or "")
+
+
+async def keep_content(
+    platform: Platform, room: Room, name: str, content: bytes, declared: str
+) -> dict[str, Any]:
+    """Put one file into the room; raises Malformed."""
+    name = clean_name(name)
     if len(content) > MAX_FILE:
         raise Malformed(f"{name} is larger than {MAX_FILE // 1024**2} MB.")
     if not content:
         raise Malformed(f"{name} is empty.")
-    media_type = media_type_of(content, part.content_type or "")
+    media_type = media_type_of(content, declared)
     digest = await platform.database.write(
         partial(_put, platform=platform, room=room, content=content, media_type=media_type)
     )

@@ -61,8 +61,13 @@ class ChatPost(_Strict):
 
 def parse_post(value: Any) -> ChatPost:
     """What the page sent, checked; raises Malformed."""
+    return check_post(ChatPost, value)
+
+
+def check_post(kind: type[ChatPost], value: Any) -> ChatPost:
+    """What somebody sent, checked as one kind of post; raises Malformed."""
     try:
-        given = ChatPost.model_validate(value)
+        given = kind.model_validate(value)
     except ValidationError as error:
         raise Malformed(f"{first_error(error)}.") from None
     if given.is_empty:

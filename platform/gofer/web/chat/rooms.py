@@ -57,6 +57,8 @@ class Listed:
     id: str
     title: str
     at: float
+    ref: str
+    """What the integration calls it; begins with the member's id."""
 
 
 async def web_connection(platform: Platform) -> LoadedConnection:
@@ -158,6 +160,29 @@ def open_room(
     return conversation_id
 
 
+async def make_room(platform: Platform, member_id: str, page: str, agent: str) -> None:
+    """Make a member's room for one page, with an agent, unless it is there."""
+    connection = await web_connection(platform)
+    await platform.database.write(
+        partial(
+            open_room,
+            vault=platform.vault,
+            connection_id=connection.account.id,
+            member_id=member_id,
+            page=page,
+            agent=agent,
+        )
+    )
+
+
+def room_at(connection: Connection, connection_id: str, ref: str) -> Room | None:
+    """The room that the web chat calls by this name; it begins with its member's id."""
+    found = binding_at(connection, connection_id, ref)
+    if found is None:
+        return None
+    return find_room(connection, found.conversation_id, ref.partition(":")[0])
+
+
 def _name(connection: Connection, member_id: str) -> str:
     """What the store calls it: its first words, which pages show, are sealed."""
     name = connection.execute(select(members.c.name).where(members.c.id == member_id)).scalar()
@@ -187,9 +212,9 @@ def list_rooms(
 ) -> list[Listed]:
     """A member's rooms in which something was said, the last used first."""
     used = _mine(connection_id, member_id).where(conversations.c.last_seq > 0)
-    rows = connection.execute(used.limit(MAX_ROOMS)).all()
+    rows = connection.execute(used.add_columns(bindings.c.ref).limit(MAX_ROOMS)).all()
     titles = titles_of(connection, vault, redactor, [row.id for row in rows])
-    return [Listed(row.id, titles.get(row.id, UNTITLED), row.at) for row in rows]
+    return [Listed(row.id, titles.get(row.id, UNTITLED), row.at, row.ref) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

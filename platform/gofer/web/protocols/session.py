@@ -23,7 +23,6 @@ from gofer.app import Platform
 from gofer.errors import Forbidden, GoferError, Malformed, NotFound, TooBusy
 from gofer.store.events import Cursor
 from gofer.store.ids import new_id
-from gofer.store.messages import binding_at
 from gofer.strict_json import load_json
 from gofer.web.auth import NotSignedIn, Visitor, check_still, visitor_of
 from gofer.web.auth.principal import narrowed
@@ -110,22 +109,14 @@ class ClientSession:
         if connection is None:
             return None
         return await self.platform.database.read(
-            partial(_room_at, connection_id=connection.account.id, session=self)
+            partial(rooms.room_at, connection_id=connection.account.id, ref=self.ref)
         )
 
     async def open_room(self) -> Room:
         """The session's room, made if need be."""
         if self.room is None:
-            connection = await rooms.web_connection(self.platform)
-            await self.platform.database.write(
-                partial(
-                    rooms.open_room,
-                    vault=self.platform.vault,
-                    connection_id=connection.account.id,
-                    member_id=self.visitor.member_id,
-                    page=f"{self.agent}:{self.key}",
-                    agent=self.agent,
-                )
+            await rooms.make_room(
+                self.platform, self.visitor.member_id, f"{self.agent}:{self.key}", self.agent
             )
             self.room = await self.find_room()
             self.begun.set()
@@ -136,13 +127,6 @@ class ClientSession:
         """Go on under another key; the room that was left stays as it is."""
         self.key, self.room, self.place = new_key(), None, ReplyPlace()
         self.begun.set()
-
-
-def _room_at(connection: Connection, connection_id: str, session: ClientSession) -> Room | None:
-    found = binding_at(connection, connection_id, session.ref)
-    if found is None:
-        return None
-    return rooms.find_room(connection, found.conversation_id, session.visitor.member_id)
 
 
 def new_key() -> str:

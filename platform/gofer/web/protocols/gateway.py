@@ -1,0 +1,341 @@
+"""OpenClaw's gateway protocol, versions 3 and 4: a WebSocket of requests, answers and events at `/gateway`.
+
+A client says who it is in its first frame, so this is the one socket that strangers may open. Until they have said who
+they are, everything about them is bounded: how long, how large, how many in all and from one address.
+`docs/protocols/openclaw.md` is the contract.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import structlog
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from gofer import __version__
+from gofer.app import Platform
+from gofer.errors import GoferError, TooBusy, TooOften
+from gofer.web.auth import NotSignedIn, Visitor, caller_of
+from gofer.web.auth.client_address import network_of
+from gofer.web.auth.guard import GATEWAY
+from gofer.web.auth.sessions import by_session, by_token
+from gofer.web.client_socket import Allowance, ClientSocket, ClientSockets, CloseCodes
+from gofer.web.problems import problem
+from gofer.web.protocols import gateway_chat, gateway_instance, gateway_sessions
+from gofer.web.protocols.gateway_client import Call, Credential, GatewayClient, Method
+from gofer.web.protocols.gateway_follow import now_ms
+from gofer.web.protocols.gateway_frames import (
+    MAX_BEFORE_CONNECT,
+    MAX_PAYLOAD,
+    TICK_INTERVAL,
+    ConnectParams,
+    Frame,
+    GatewayError,
+    RequestFrame,
+    Unreadable,
+    allowed_scopes,
+    chosen_version,
+    granted_scopes,
+    invalid,
+    read_params,
+    read_request,
+    refusal,
+    response,
+)
+
+__all__ = ["GATEWAY", "METHODS", "GatewayDoor"]
+
+log = structlog.get_logger()
+
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds in which a client has to say who it is."""
+MAX_STRANGERS, MAX_STRANGERS_PER_ADDRESS = 500, 100
+"""Connections of those who have not said who they are, on this process."""
+MAX_CONNECTIONS = 2000
+"""Of one member, on this process."""
+MAX_BUFFERED = 16 * 1024 * 1024
+"""Bytes that a client may leave unread, as it is told; one that leaves a frame unread for ten seconds is closed."""
+MAX_CREDENTIAL = 200
+BURST, PER_SECOND = 100.0, 20.0
+"""Requests of one connection, at once and on average."""
+TOKEN_BURST, TOKEN_PER_SECOND = 2000.0, 400.0
+"""Requests of all connections with one token."""
+FREE_FAILURES, FAILURES_PER_SECOND = 20.0, 0.2
+"""Wrong tokens from one address; more are told to wait."""
+MAX_KNOWN = 10_000
+"""Addresses and tokens whose allowances are kept."""
+LARGE = 256 * 1024
+"""Characters of a frame from which on it is read beside the event loop."""
+POLICY_VIOLATION, PROTOCOL_ERROR = 1008, 1002
+CODES = CloseCodes(not_allowed=POLICY_VIOLATION, too_slow=POLICY_VIOLATION, flooded=POLICY_VIOLATION)
+METHODS: dict[str, Method] = {
+    **gateway_chat.METHODS,
+    **gateway_sessions.METHODS,
+    **gateway_instance.METHODS,
+}
+"""Everything that a client may ask for; any other method is refused by name."""
+EVENTS = ("connect.challenge", "tick", "chat", "agent", "session.message", "session.tool", "sessions.changed")
+
+
+@dataclass(frozen=True, slots=True)
+class _Greeted:
+    """A client that has said who it is."""
+
+    request_id: str
+    params: ConnectParams
+    version: int
+    visitor: Visitor
+    credential: Credential
+
+
+class Allowances:
+    """An allowance for each of many; those that were kept longest are forgotten first."""
+
+    def __init__(self, burst: float, per_second: float) -> None:
+        self._burst, self._per_second = burst, per_second
+        self._known: dict[str, Allowance] = {}
+
+    def spend(self, who: str) -> bool:
+        """Whether one more may come of somebody now."""
+        if who not in self._known:
+            if len(self._known) >= MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[who] = Allowance(self._burst, self._per_second)
+        return self._known[who].spend()
+
+
+class GatewayDoor:
+    """The clients of this process."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._sockets = ClientSockets(self._check)
+        self._strangers: Counter[str] = Counter()
+        """By network."""
+        self._failures = Allowances(FREE_FAILURES, FAILURES_PER_SECOND)
+        self._by_token = Allowances(TOKEN_BURST, TOKEN_PER_SECOND)
+
+    async def socket(self, websocket: WebSocket) -> None:
+        """The endpoint."""
+        address = network_of(caller_of(websocket).address)
+        try:
+            with self._counted(address):
+                await websocket.accept()
+                socket = ClientSocket(websocket, allowance=Allowance(BURST, PER_SECOND), codes=CODES)
+                greeted = await self._handshake(socket, address)
+        except TooBusy as error:
+            await websocket.send_denial_response(problem(503, str(error), code=error.code, retry_after=5))
+            return
+        if greeted is not None:
+            await self._serve(socket, greeted)
+
+    @contextlib.contextmanager
+    def _counted(self, address: str) -> Iterator[None]:
+        if self._strangers.total() >= MAX_STRANGERS or self._strangers[address] >= MAX_STRANGERS_PER_ADDRESS:
+            raise TooBusy("Too many clients are connecting. Try again in a moment.")
+        self._strangers[address] += 1
+        try:
+            yield
+        finally:
+            self._strangers[address] -= 1
+            if not self._strangers[address]:
+                del self._strangers[address]
+
+    # The handshake.
+
+    async def _handshake(self, socket: ClientSocket, address: str) -> _Greeted | None:
+        """Who connects; None when they did not say, which closes the socket."""
+        nonce = secrets.token_urlsafe(24)
+        challenge = {"nonce": nonce, "ts": now_ms()}
+        async with socket.closing("gateway.handshake_failed"):
+            socket.limit_messages(MAX_BEFORE_CONNECT)
+            await socket.send_json({"type": "event", "event": "connect.challenge", "payload": challenge})
+            try:
+                async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+                    message = await socket.receive()
+            except TimeoutError:
+                await socket.close(POLICY_VIOLATION, "handshake timeout")
+                return None
+            return await self._greeted(socket, message, address, nonce)
+        return None
+
+    async def _greeted(self, socket: ClientSocket, message: Any, address: str, nonce: str) -> _Greeted | None:
+        about = ""
+        try:
+            frame = read_request(message, MAX_BEFORE_CONNECT)
+            about = frame.id
+            if frame.method != "connect":
+                raise invalid("invalid handshake: the first request must be connect")
+            params = read_params(ConnectParams, "connect", frame.params)
+            version = chosen_version(params.minProtocol, params.maxProtocol)
+            if params.role != "operator":
+                raise invalid(f"the role {params.role[:40]!r} is not supported: connect as operator")
+            visitor, credential = await self._recognise(socket.websocket, params, address)
+            return _Greeted(frame.id, params, version, visitor, credential)
+        except GoferError as error:
+            await self._turn_away(socket, error, error.about if isinstance(error, Unreadable) else about)
+            return None
+
+    async def _turn_away(self, socket: ClientSocket, error: GoferError, about: str) -> None:
+        await socket.send_json(refusal(about, error))
+        details = getattr(error, "details", {})
+        mismatch = details.get("code") == "PROTOCOL_MISMATCH"
+        await socket.close(PROTOCOL_ERROR if mismatch else POLICY_VIOLATION, str(error))
+
+    async def _recognise(
+        self, websocket: WebSocket, params: ConnectParams, address: str
+    ) -> tuple[Visitor, Credential]:
+        """Who connects, by the token in the frame, or as the request itself says; raises GatewayError."""
+        caller = caller_of(websocket)
+        token = (params.auth.token or params.auth.deviceToken or "").strip()
+        if token:
+            credential = Credential("token", token)
+        elif caller.session:
+            credential = Credential("session", caller.session)
+        else:
+            header = websocket.headers.get("authorization", "").partition(" ")[2].strip()
+            credential = Credential("token", header)
+        if not credential.value:
+            words = "unauthorized: send a token of Gofer as auth.token. `gofer tokens add` makes one."
+            raise invalid(words, "AUTH_TOKEN_MISSING")
+        visitor = await self._visitor(credential)
+        if visitor is None:
+            raise self._unknown(address)
+        if not visitor.member_id or not allowed_scopes(visitor):
+            raise invalid("unauthorized: this token has no scope for messages", "AUTH_SCOPE_MISMATCH")
+        return visitor, credential
+
+    def _unknown(self, address: str) -> GatewayError:
+        if not self._failures.spend(address):
+            return GatewayError(
+                "UNAVAILABLE", "too many wrong tokens", detail="AUTH_RATE_LIMITED", retry_after=30
+            )
+        return invalid("unauthorized: the token is unknown, revoked or expired", "AUTH_TOKEN_MISMATCH")
+
+    async def _visitor(self, credential: Credential) -> Visitor | None:
+        """Whom a credential speaks for now."""
+        if not 0 < len(credential.value) <= MAX_CREDENTIAL:
+            return None
+        look = by_session if credential.kind == "session" else by_token
+        found = await self._platform.database.read(partial(look, value=credential.value))
+        return found.visitor if found is not None else None
+
+    # The conversation.
+
+    async def _serve(self, socket: ClientSocket, greeted: _Greeted) -> None:
+        client = GatewayClient(
+            platform=self._platform,
+            socket=socket,
+            visitor=greeted.visitor,
+            credential=greeted.credential,
+            version=greeted.version,
+            info=greeted.params.client,
+            scopes=granted_scopes(greeted.params.scopes, allowed_scopes(greeted.visitor)),
+        )
+        socket.credential = greeted.credential.kind, greeted.credential.value
+        socket.websocket.state.gateway = client
+        socket.limit_messages(MAX_PAYLOAD)
+        async with socket.closing("gateway.socket_failed"):
+            try:
+                with self._sockets.entered(socket, client.visitor.member_id, most=MAX_CONNECTIONS):
+                    await socket.send_json(response(greeted.request_id, await self._hello(client)))
+                    await socket.run(self._hear(client), _tick(client))
+            except TooBusy as error:
+                await self._turn_away(socket, error, greeted.request_id)
+            finally:
+                await client.leave()
+
+    async def _hello(self, client: GatewayClient) -> Frame:
+        limits = {"maxPayload": MAX_PAYLOAD, "maxBufferedBytes": MAX_BUFFERED}
+        return {
+            "type": "hello-ok",
+            "protocol": client.version,
+            "server": {"version": __version__, "connId": client.id},
+            "features": {"methods": sorted(METHODS), "events": list(EVENTS)},
+            "snapshot": {
+                "presence": [client.presence()],
+                "health": await gateway_instance.health_facts(client),
+                "stateVersion": {"presence": 0, "health": 0},
+                "uptimeMs": gateway_instance.uptime_ms(self._platform),
+            },
+            "auth": {"role": "operator", "scopes": list(client.scopes)},
+            "policy": {**limits, "tickIntervalMs": int(TICK_INTERVAL * 1000)},
+        }
+
+    async def _check(self, websocket: WebSocket) -> None:
+        """Raises NotSignedIn once a client's credential holds no longer."""
+        client: GatewayClient = websocket.state.gateway
+        visitor = await self._visitor(client.credential)
+        if visitor is None:
+            raise NotSignedIn("The token is revoked or has expired.")
+        client.visitor = visitor
+
+    async def _hear(self, client: GatewayClient) -> None:
+        while True:
+            message = await client.socket.receive()
+            try:
+                large = len(message.get("text") or "") > LARGE
+                read = partial(read_request, message, MAX_PAYLOAD)
+                frame = await asyncio.to_thread(read) if large else read()
+            except Unreadable as error:
+                await client.socket.send_json(refusal(error.about, error))
+                continue
+            await self._answer(client, frame)
+
+    async def _answer(self, client: GatewayClient, frame: RequestFrame) -> None:
+        try:
+            method = await self._admitted(client, frame)
+            call = Call(client, frame.id, frame.method, frame.params)
+            if method.waits:
+                client.later(self._done(call, method))
+                return
+        except NotSignedIn:
+            raise
+        except GoferError as error:
+            await client.socket.send_json(refusal(frame.id, error))
+            return
+        await self._done(call, method)
+
+    async def _admitted(self, client: GatewayClient, frame: RequestFrame) -> Method:
+        """The method that a client asks for, if it may; raises GatewayError."""
+        if not self._by_token.spend(client.credential.value):
+            raise TooOften("Too many requests with this token.", retry_after=1)
+        method = METHODS.get(frame.method)
+        if method is None:
+            known = "connect is the first request only" if frame.method == "connect" else "unknown method"
+            raise invalid(f"{known}: {frame.method[:100]}")
+        await self._check(client.socket.websocket)
+        if method.scope not in granted_scopes(client.scopes, allowed_scopes(client.visitor)):
+            raise GatewayError("FORBIDDEN", f"missing scope: {method.scope}", missingScope=method.scope)
+        return method
+
+    async def _done(self, call: Call, method: Method) -> None:
+        """Do what was asked and answer it."""
+        try:
+            params = read_params(method.params, call.method, call.params)
+            answer = response(call.id, await method.handler(replace(call, params=params)))
+        except NotSignedIn:
+            raise
+        except GoferError as error:
+            answer = refusal(call.id, error)
+        except (WebSocketDisconnect, TimeoutError):
+            raise
+        except Exception:
+            log.exception("gateway.method_failed", method=call.method[:100])
+            failed = GatewayError("UNAVAILABLE", "It failed here. The server's log says why.")
+            answer = refusal(call.id, failed)
+        await call.client.socket.send_json(answer)
+
+
+async def _tick(client: GatewayClient) -> None:
+    """Show that the line is alive; clients close one on which they hear nothing."""
+    while True:
+        await asyncio.sleep(TICK_INTERVAL)
+        await client.send_event("tick", {"ts": now_ms()})
