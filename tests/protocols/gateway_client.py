@@ -101,11 +101,7 @@ class GatewayClient:
         """The payload of the first event of a kind."""
 
         def fits(frame: Frame) -> bool:
-            return (
-                frame["type"] == "event"
-                and frame["event"] == name
-                and fields.items() <= frame["payload"].items()
-            )
+            return frame.get("event") == name and bool(fields.items() <= frame["payload"].items())
 
         payload: Frame = self.until(fits)["payload"]
         return payload

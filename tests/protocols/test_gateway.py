@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from gofer.store.tables import jobs
 from gofer.web.protocols import gateway as door
 from protocols.gateway_client import GatewayClient, GatewayRefused, gateway, hello_params, line, text_of
 from protocols.session_client import session
@@ -239,7 +241,7 @@ def test_what_is_said_again_is_the_same_run(house: House, token: str) -> None:
         assert "another session" in str(elsewhere)
 
 
-def test_words_and_tools_are_told_as_they_come(house: House, token: str) -> None:
+def test_tools_are_told_as_they_run(house: House, token: str) -> None:
     with gateway(house, token) as client:
         client.ask(
             "chat.send", sessionKey="main", message="$ echo begun; sleep 0.4", idempotencyKey="tools-1"
@@ -251,13 +253,33 @@ def test_words_and_tools_are_told_as_they_come(house: House, token: str) -> None
         assert phases.index(("tool", "start")) < phases.index(("tool", "result"))
         result = next(each["data"] for each in told if each["data"].get("phase") == "result")
         assert "begun" in result["result"]
-        deltas = [
-            frame["payload"]
-            for frame in client.frames
-            if frame.get("event") == "chat" and frame["payload"]["state"] == "delta"
-        ]
-        assert deltas
         assert {each["runId"] for each in told} == {"tools-1"}
+
+
+async def _tell(house: House, conversation_id: str, job_id: int, *parts: str) -> None:
+    house.platform.live.tell(conversation_id, job_id, "turn.started", {})
+    for part in parts:
+        house.platform.live.tell(conversation_id, job_id, "text.delta", {"text": part})
+
+
+def test_words_are_told_as_they_come(house: House, token: str) -> None:
+    with gateway(house, token) as client:
+        key = "agent:gofer:words"
+        client.ask("chat.send", sessionKey=key, message="$ echo begun; sleep 60", idempotencyKey="words-1")
+        client.until(lambda frame: "begun" in json.dumps(frame))
+        here = client.ask("chat.history", sessionKey=key)["sessionId"]
+        of_session = select(jobs.c.id).where(jobs.c.conversation_id == here)
+        job_id = house.read(lambda store: store.execute(of_session).scalar_one())
+        house.run(_tell(house, here, job_id, "half", "way"))
+        first = client.event("chat", runId="words-1", state="delta")
+        said = first["deltaText"]
+        while said != "halfway":
+            said += client.event("chat", runId="words-1", state="delta")["deltaText"]
+        assert client.event("agent", runId="words-1", stream="assistant")["data"]["delta"] in (
+            "half",
+            "halfway",
+        )
+        client.ask("chat.abort", sessionKey=key)
 
 
 def test_a_run_is_aborted(house: House, token: str) -> None:
