@@ -29,7 +29,7 @@ from gofer.web.auth.sessions import by_session, by_token
 from gofer.web.client_socket import Allowance, ClientSocket, ClientSockets, CloseCodes
 from gofer.web.problems import problem
 from gofer.web.protocols import gateway_chat, gateway_instance, gateway_sessions
-from gofer.web.protocols.gateway_client import Call, Credential, GatewayClient, Method
+from gofer.web.protocols.gateway_client import GatewayCall, GatewayClient, GatewayCredential, Method
 from gofer.web.protocols.gateway_follow import now_ms
 from gofer.web.protocols.gateway_frames import (
     MAX_BEFORE_CONNECT,
@@ -92,7 +92,7 @@ class _Greeted:
     params: ConnectParams
     version: int
     visitor: Visitor
-    credential: Credential
+    credential: GatewayCredential
 
 
 class Allowances:
@@ -191,17 +191,17 @@ class GatewayDoor:
 
     async def _recognise(
         self, websocket: WebSocket, params: ConnectParams, address: str
-    ) -> tuple[Visitor, Credential]:
+    ) -> tuple[Visitor, GatewayCredential]:
         """Who connects, by the token in the frame, or as the request itself says; raises GatewayError."""
         caller = caller_of(websocket)
         token = (params.auth.token or params.auth.deviceToken or "").strip()
         if token:
-            credential = Credential("token", token)
+            credential = GatewayCredential("token", token)
         elif caller.session:
-            credential = Credential("session", caller.session)
+            credential = GatewayCredential("session", caller.session)
         else:
             header = websocket.headers.get("authorization", "").partition(" ")[2].strip()
-            credential = Credential("token", header)
+            credential = GatewayCredential("token", header)
         if not credential.value:
             words = "unauthorized: send a token of Gofer as auth.token. `gofer tokens add` makes one."
             raise invalid(words, "AUTH_TOKEN_MISSING")
@@ -219,7 +219,7 @@ class GatewayDoor:
             )
         return invalid("unauthorized: the token is unknown, revoked or expired", "AUTH_TOKEN_MISMATCH")
 
-    async def _visitor(self, credential: Credential) -> Visitor | None:
+    async def _visitor(self, credential: GatewayCredential) -> Visitor | None:
         """Whom a credential speaks for now."""
         if not 0 < len(credential.value) <= MAX_CREDENTIAL:
             return None
@@ -292,7 +292,7 @@ class GatewayDoor:
     async def _answer(self, client: GatewayClient, frame: RequestFrame) -> None:
         try:
             method = await self._admitted(client, frame)
-            call = Call(client, frame.id, frame.method, frame.params)
+            call = GatewayCall(client, frame.id, frame.method, frame.params)
             if method.waits:
                 client.later(self._done(call, method))
                 return
@@ -316,7 +316,7 @@ class GatewayDoor:
             raise GatewayError("FORBIDDEN", f"missing scope: {method.scope}", missingScope=method.scope)
         return method
 
-    async def _done(self, call: Call, method: Method) -> None:
+    async def _done(self, call: GatewayCall, method: Method) -> None:
         """Do what was asked and answer it."""
         try:
             params = read_params(method.params, call.method, call.params)

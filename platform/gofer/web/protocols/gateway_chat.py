@@ -20,7 +20,7 @@ from gofer.web.chat import rooms
 from gofer.web.chat.endpoints import keep_content
 from gofer.web.chat.posts import MAX_FILES, MAX_TEXT, ChatPost, check_post, take
 from gofer.web.chat.rooms import Room
-from gofer.web.protocols.gateway_client import Call, GatewayClient, Method
+from gofer.web.protocols.gateway_client import GatewayCall, GatewayClient, Method
 from gofer.web.protocols.gateway_follow import message_of, now_ms
 from gofer.web.protocols.gateway_frames import READ, WRITE, Frame, Params, Text, invalid, response
 from gofer.web.protocols.gateway_runs import (
@@ -132,7 +132,7 @@ class HistoryParams(Params):
 # Sending.
 
 
-async def chat_send(call: Call) -> Frame:
+async def chat_send(call: GatewayCall) -> Frame:
     """Take in what is said. Durable when this returns; said again under the same key, it is the same."""
     params: SendParams = call.params
     return await say(
@@ -146,7 +146,7 @@ async def chat_send(call: Call) -> Frame:
     )
 
 
-async def session_send(call: Call) -> Frame:
+async def session_send(call: GatewayCall) -> Frame:
     """`chat.send` under the names of the newer methods. What is said while a run goes on reaches that run."""
     params: SessionSendParams = call.params
     run_id = params.idempotencyKey or new_id("run")
@@ -154,7 +154,7 @@ async def session_send(call: Call) -> Frame:
     return await say(call.client, params.key, params.message, run_id, agent=params.agentId, files=files)
 
 
-async def agent_run(call: Call) -> Frame:
+async def agent_run(call: GatewayCall) -> Frame:
     """Have an agent answer: at once that it was taken in, and, under the same id, the answer when it is there."""
     params: AgentParams = call.params
     key = params.sessionKey or "main"
@@ -164,7 +164,7 @@ async def agent_run(call: Call) -> Frame:
     return {"runId": run_id, "status": "accepted", "acceptedAt": now_ms()}
 
 
-async def _answer_later(call: Call, run_id: str) -> None:
+async def _answer_later(call: GatewayCall, run_id: str) -> None:
     state, run = await _ended(call.client, run_id, MAX_WAIT / 1000)
     text = ""
     if run is not None and state.job_id is not None:
@@ -255,7 +255,7 @@ def _outcome(run_id: str, state: RunState) -> Frame:
 # Waiting.
 
 
-async def agent_wait(call: Call) -> Frame:
+async def agent_wait(call: GatewayCall) -> Frame:
     """Wait until a run is over."""
     params: WaitParams = call.params
     state, _ = await _ended(call.client, params.runId, min(params.timeoutMs, MAX_WAIT) / 1000)
@@ -309,14 +309,14 @@ async def _text_of(platform: Platform, run: Run, job_id: int) -> str:
 # Stopping.
 
 
-async def chat_abort(call: Call) -> Frame:
+async def chat_abort(call: GatewayCall) -> Frame:
     """Stop a run, or everything that is under way in a session."""
     params: AbortParams = call.params
     stopped = await _abort(call.client, params.sessionKey, params.agentId, params.runId)
     return {"ok": True, "aborted": bool(stopped), "runIds": stopped}
 
 
-async def session_abort(call: Call) -> Frame:
+async def session_abort(call: GatewayCall) -> Frame:
     """`chat.abort` under the name of the newer method."""
     params: SessionAbortParams = call.params
     stopped = await _abort(call.client, params.key, params.agentId, params.runId)
@@ -354,7 +354,7 @@ def _live_runs(connection: Connection, room: Room) -> dict[int, list[str]]:
 # Reading.
 
 
-async def chat_history(call: Call) -> Frame:
+async def chat_history(call: GatewayCall) -> Frame:
     """What was said in a session, in order. The client is told of the session from here on."""
     params: HistoryParams = call.params
     session = await call.client.find_session(params.sessionKey, params.agentId)

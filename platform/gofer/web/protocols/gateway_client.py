@@ -33,7 +33,7 @@ _OF_PAGE = re.compile(r"room_[a-z0-9]{16}")
 
 
 @dataclass(frozen=True, slots=True)
-class Credential:
+class GatewayCredential:
     """What a client came with."""
 
     kind: Literal["token", "session"]
@@ -60,7 +60,7 @@ class GatewayClient:
     platform: Platform
     socket: ClientSocket
     visitor: Visitor
-    credential: Credential
+    credential: GatewayCredential
     version: int
     info: ClientInfo
     scopes: tuple[str, ...]
@@ -183,7 +183,7 @@ class GatewayClient:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class GatewayCall:
     """One request of a client."""
 
     client: GatewayClient
@@ -196,7 +196,7 @@ class Call:
 class Method:
     """Something that a client may ask for."""
 
-    handler: Callable[[Call], Awaitable[Any]]
+    handler: Callable[[GatewayCall], Awaitable[Any]]
     params: type[Params]
     scope: str
     waits: bool = False

@@ -17,7 +17,7 @@ from gofer.web.chat.follow import follow, read_now
 from gofer.web.chat.rooms import Room
 from gofer.web.chat.timeline import Timeline
 from gofer.web.protocols.gateway_frames import Frame
-from gofer.web.protocols.gateway_runs import Answered, answered_by, runs_of, silent_ends
+from gofer.web.protocols.gateway_runs import RunEnd, answered_by, runs_of, silent_ends
 from gofer.web.protocols.reply_numbers import NumberedReply, ReplyPlace, last_place, replies_after
 
 WITHOUT_NEWS = 3600.0
@@ -201,7 +201,7 @@ class SessionFollower:
             await self._end(run, ends, reply, message)
         self._texts.pop(reply.job_id, None)
 
-    async def _end(self, run: str, ends: Answered, reply: NumberedReply, message: Frame) -> None:
+    async def _end(self, run: str, ends: RunEnd, reply: NumberedReply, message: Frame) -> None:
         self._remember_end(run)
         if reply.kind != "error":
             why = "question" if reply.question else "stop"

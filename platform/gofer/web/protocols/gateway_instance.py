@@ -8,7 +8,7 @@ from typing import Any
 from gofer import __version__
 from gofer.app import Platform
 from gofer.jobs.maintenance import depth
-from gofer.web.protocols.gateway_client import Call, GatewayClient, Method, NoParams
+from gofer.web.protocols.gateway_client import GatewayCall, GatewayClient, Method, NoParams
 from gofer.web.protocols.gateway_follow import now_ms
 from gofer.web.protocols.gateway_frames import READ, Frame, Params, Text, invalid
 from gofer.web.queries.agents import list_agents
@@ -17,7 +17,7 @@ MAIN_KEY = "main"
 """What a session is called that has no other name."""
 
 
-class AgentParams(Params):
+class IdentityParams(Params):
     """An agent by its name."""
 
     agentId: Text | None = None
@@ -35,12 +35,12 @@ async def health_facts(client: GatewayClient) -> Frame:
     return {"ok": True, "ts": now_ms(), "durationMs": 0, **default}
 
 
-async def health(call: Call) -> Frame:
+async def health(call: GatewayCall) -> Frame:
     """Whether the server works: it has just read the store to find out who asks."""
     return await health_facts(call.client)
 
 
-async def status(call: Call) -> Frame:
+async def status(call: GatewayCall) -> Frame:
     """How much is to be done."""
     platform = call.client.platform
     waiting = await platform.database.read(depth)
@@ -52,12 +52,12 @@ async def status(call: Call) -> Frame:
     }
 
 
-async def presence(call: Call) -> list[Frame]:
+async def presence(call: GatewayCall) -> list[Frame]:
     """Who is connected, as far as this client may know: itself."""
     return [call.client.presence()]
 
 
-async def agent_list(call: Call) -> Frame:
+async def agent_list(call: GatewayCall) -> Frame:
     """The agents that this client may talk to."""
     found = await _agents(call.client)
     default = next((name for name in found), "")
@@ -80,7 +80,7 @@ def _agent(agent: Frame) -> Frame:
     return {"id": name, "name": name, "identity": {"name": name}, **more}
 
 
-async def agent_identity(call: Call) -> Frame:
+async def agent_identity(call: GatewayCall) -> Frame:
     """Who an agent is."""
     found = await call.client.agents()
     name = call.params.agentId or (found[0] if found else "")
@@ -89,7 +89,7 @@ async def agent_identity(call: Call) -> Frame:
     return {"agentId": name, "name": name}
 
 
-async def model_list(call: Call) -> Frame:
+async def model_list(call: GatewayCall) -> Frame:
     """The models that agents use."""
     names = dict.fromkeys(str(each["model"] or "auto") for each in (await _agents(call.client)).values())
     return {"models": [_model(name) for name in names]}
@@ -105,6 +105,6 @@ METHODS: dict[str, Method] = {
     "status": Method(status, NoParams, READ),
     "system-presence": Method(presence, NoParams, READ),
     "agents.list": Method(agent_list, NoParams, READ),
-    "agent.identity.get": Method(agent_identity, AgentParams, READ),
-    "models.list": Method(model_list, AgentParams, READ),
+    "agent.identity.get": Method(agent_identity, IdentityParams, READ),
+    "models.list": Method(model_list, IdentityParams, READ),
 }

@@ -144,7 +144,7 @@ def _runs(connection: Connection, room: Room, job: Any, before: float = 0.0) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class RunEnd:
     """Which runs a reply ends, and how."""
 
     runs: list[str]
@@ -155,19 +155,19 @@ class Answered:
     """Whether an agent answers, which may say a word in between."""
 
 
-def answered_by(connection: Connection, room: Room, job_id: int, question: str, at: float) -> Answered:
+def answered_by(connection: Connection, room: Room, job_id: int, question: str, at: float) -> RunEnd:
     """The runs that a reply of a job ends. What was said before an earlier question was ended by that."""
     job = connection.execute(select(jobs).where(jobs.c.id == job_id)).first()
     if job is None:
-        return Answered([], JobState.DONE, "")
+        return RunEnd([], JobState.DONE, "")
     earlier = select(func.max(questions.c.asked_at)).where(
         questions.c.job_id == job_id, questions.c.id != question, questions.c.asked_at < at
     )
     before = float(connection.execute(earlier).scalar() or 0.0)
-    return Answered(_runs(connection, room, job, before), job.state, job.reason, job.kind == ANSWER)
+    return RunEnd(_runs(connection, room, job, before), job.state, job.reason, job.kind == ANSWER)
 
 
-def silent_ends(connection: Connection, room: Room, job_ids: Iterable[int]) -> dict[int, Answered]:
+def silent_ends(connection: Connection, room: Room, job_ids: Iterable[int]) -> dict[int, RunEnd]:
     """Those of some jobs that have ended without a word, such as one that was stopped before it began."""
     wanted = list(job_ids)
     if not wanted:
@@ -175,7 +175,7 @@ def silent_ends(connection: Connection, room: Room, job_ids: Iterable[int]) -> d
     spoken = select(replies.c.id).where(replies.c.job_id == jobs.c.id).exists()
     query = select(jobs).where(jobs.c.id.in_(wanted), jobs.c.state.in_(FINAL), ~spoken)
     return {
-        row.id: Answered(_runs(connection, room, row), row.state, row.reason)
+        row.id: RunEnd(_runs(connection, room, row), row.state, row.reason)
         for row in connection.execute(query).all()
     }
 

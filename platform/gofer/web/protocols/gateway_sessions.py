@@ -10,7 +10,7 @@ from pydantic import Field
 from gofer.store.ids import new_id
 from gofer.web.chat import rooms
 from gofer.web.protocols.gateway_chat import HistoryParams, Key, history, say
-from gofer.web.protocols.gateway_client import Call, GatewayClient, Method, NoParams
+from gofer.web.protocols.gateway_client import GatewayCall, GatewayClient, Method, NoParams
 from gofer.web.protocols.gateway_follow import now_ms
 from gofer.web.protocols.gateway_frames import ADMIN, READ, WRITE, Frame, Params, Text, invalid
 from gofer.web.queries import conversations as conversation_queries
@@ -54,7 +54,7 @@ class PreviewParams(Params):
     maxChars: Annotated[int, Field(ge=20)] = 240
 
 
-async def session_list(call: Call) -> Frame:
+async def session_list(call: GatewayCall) -> Frame:
     """The member's sessions, the one used last first; those of the page /chat as well."""
     params: ListParams = call.params
     found = await _rows(call.client)
@@ -100,7 +100,7 @@ def _row(listed: rooms.Listed) -> Frame:
     }
 
 
-async def session_resolve(call: Call) -> Frame:
+async def session_resolve(call: GatewayCall) -> Frame:
     """Whether there is such a session."""
     session = await call.client.find_session(call.params.key, call.params.agentId)
     if session.room is None:
@@ -108,7 +108,7 @@ async def session_resolve(call: Call) -> Frame:
     return {"ok": True, "key": call.params.key, "agentId": session.room.agent or session.agent or "main"}
 
 
-async def session_preview(call: Call) -> Frame:
+async def session_preview(call: GatewayCall) -> Frame:
     """The last words of some sessions."""
     params: PreviewParams = call.params
     previews = []
@@ -126,7 +126,7 @@ async def session_preview(call: Call) -> Frame:
     return {"ts": now_ms(), "previews": previews}
 
 
-async def session_patch(call: Call) -> Frame:
+async def session_patch(call: GatewayCall) -> Frame:
     """Choose the model of a session, as an owner does with /model."""
     params: PatchParams = call.params
     if "model" not in params.model_fields_set:
@@ -136,13 +136,13 @@ async def session_patch(call: Call) -> Frame:
     return await _changed(call, "patch")
 
 
-async def session_reset(call: Call) -> Frame:
+async def session_reset(call: GatewayCall) -> Frame:
     """Begin a session afresh. What was said stays recallable."""
     await say(call.client, call.params.key, "/new", new_id("reset"), agent=call.params.agentId)
     return await _changed(call, "reset")
 
 
-async def _changed(call: Call, reason: str) -> Frame:
+async def _changed(call: GatewayCall, reason: str) -> Frame:
     session = await call.client.find_session(call.params.key, call.params.agentId)
     entry = {"sessionId": session.room.id if session.room else "", "updatedAt": now_ms()}
     told = {"sessionKey": call.params.key, "reason": reason, "ts": now_ms()}
@@ -150,7 +150,7 @@ async def _changed(call: Call, reason: str) -> Frame:
     return {"ok": True, "key": call.params.key, "entry": entry}
 
 
-async def session_delete(call: Call) -> Frame:
+async def session_delete(call: GatewayCall) -> Frame:
     """Destroy what was said in a session, everywhere."""
     session = await call.client.find_session(call.params.key, call.params.agentId)
     if session.room is not None:
@@ -160,7 +160,7 @@ async def session_delete(call: Call) -> Frame:
     return {"ok": True, "key": call.params.key, "deleted": session.room is not None, "archived": []}
 
 
-async def messages_subscribe(call: Call) -> Frame:
+async def messages_subscribe(call: GatewayCall) -> Frame:
     """Have every message and tool of a session told, beside the runs."""
     session = await call.client.find_session(call.params.key, call.params.agentId)
     room = await call.client.open_room(session)
@@ -168,7 +168,7 @@ async def messages_subscribe(call: Call) -> Frame:
     return {"subscribed": True, "key": call.params.key}
 
 
-async def messages_unsubscribe(call: Call) -> Frame:
+async def messages_unsubscribe(call: GatewayCall) -> Frame:
     """Have a session told no more."""
     session = await call.client.find_session(call.params.key, call.params.agentId)
     if session.room is not None:
@@ -176,7 +176,7 @@ async def messages_unsubscribe(call: Call) -> Frame:
     return {"subscribed": False, "key": call.params.key}
 
 
-async def session_subscribe(call: Call) -> Frame:
+async def session_subscribe(call: GatewayCall) -> Frame:
     """Changes of sessions are told to every client that makes them; there is nothing to switch on."""
     return {"subscribed": True}
 
