@@ -179,8 +179,8 @@ def serve(
 
 async def _serve(settings: Settings, *, agent: str, role: str, url: str, token: str) -> None:
     from gofer.client.mcp_api import RemoteApi
+    from gofer.client.mcp_server import build_server
     from gofer.client.mcp_stdio import StdioTransport
-    from gofer.client.mcp_tools import build_server
 
     elsewhere = _elsewhere(url, token) if url else _here(settings, agent, role)
     async with elsewhere as client:

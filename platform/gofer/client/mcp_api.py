@@ -66,7 +66,7 @@ class CallerApi(ABC):
 
     @abstractmethod
     async def me(self) -> Mapping[str, Any]:
-        """Who calls, as `GET /me` says it: `role` and `scopes` are looked at."""
+        """Who calls, as `GET /me` says it: `role`, `scopes` and `agent` are looked at."""
 
 
 class RemoteApi(CallerApi):

@@ -20,7 +20,7 @@ import httpx2
 import structlog
 from sqlalchemy import Connection, and_, delete
 
-from gofer.client.mcp_tools import load_library
+from gofer.client.mcp_server import load_library
 from gofer.errors import ConfigError, GoferError, NotFound, Permanent, Temporary
 from gofer.mcp.settings import McpServerSettings
 from gofer.mcp.transport import http_client, in_our_words

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from gofer.client.mcp_tools import load_library
+from gofer.client.mcp_server import load_library
 from gofer.errors import ConfigError, GoferError, NotFound, Permanent, Temporary
 from gofer.mcp.settings import McpServerSettings, RunServers
 from gofer.mcp.tools import ServerTool, ToolList, as_tool, fits_prompt, look_at, search_tools

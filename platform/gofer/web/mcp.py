@@ -120,7 +120,7 @@ class McpEndpoint:
 
     def build(self) -> Server[Any]:
         """The server that answers."""
-        from gofer.client.mcp_tools import build_server
+        from gofer.client.mcp_server import build_server
 
         return build_server(_in_process)
 
@@ -198,7 +198,7 @@ class InProcessApi(CallerApi):
 
     async def me(self) -> Mapping[str, Any]:
         """Who calls; known here, so that no request is made for it."""
-        return {"role": self._visitor.role, "scopes": self._visitor.scopes}
+        return {"role": self._visitor.role, "scopes": self._visitor.scopes, "agent": self._visitor.agent}
 
 
 _OWN = frozenset({"endpoint", "route", "path_params", "gofer.body", "gofer.most_body"})

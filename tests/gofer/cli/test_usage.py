@@ -60,6 +60,7 @@ def test_a_server_loads_nothing_that_it_may_never_need() -> None:
         "mcp",
         "mcp_types",
         "jsonschema",
+        "gofer.client.mcp_server",
         "gofer.client.mcp_tools",
         "gofer.mcp.oauth",
         "gofer.mcp.servers",

@@ -39,6 +39,7 @@ ALL = [
         "remember",
     ),
     *("run_agent", "list_jobs", "get_job", "cancel_job"),
+    *("list_goals", "get_goal", "start_goal", "cancel_goal"),
 ]
 UNKNOWN = "conv_aaaaaaaaaaaaaaaa"
 
@@ -223,6 +224,7 @@ def test_a_token_is_offered_what_its_scopes_allow_and_nothing_else_exists(house:
     looking = [
         "list_conversations", "read_conversation", "list_participants", "recall", "list_jobs", "get_job"
     ]  # fmt: skip
+    looking += ["list_goals", "get_goal"]
     assert with_client(house, reading, names) == looking
     assert with_client(house, narrow, names) == ["list_jobs", "get_job"]
 
@@ -270,6 +272,29 @@ def test_a_token_of_an_agent_sees_what_is_that_agents_and_speaks_in_its_name(
     assert house.api(token).get("/agents").status_code == 403
     assert house.api(token).get("/events").status_code == 403
     assert house.browser(authorization=f"Bearer {token}").get("/conversations").status_code in (303, 403)
+
+
+def test_a_goal_is_started_once_looked_at_and_cancelled_by_who_may(house: House, owner: str) -> None:
+    wish = {"goal": "Tidy the attic.", "agent": "helper", "idempotency_key": "attic-1"}
+    begun = called(house, owner, "start_goal", **wish)
+    assert called(house, owner, "start_goal", **wish)["id"] == begun["id"]
+    listed = called(house, owner, "list_goals", conversation_id=begun["conversation_id"])
+    assert [each["id"] for each in listed["goals"]] == [begun["id"]]
+    assert called(house, owner, "get_goal", goal_id=begun["id"])["text"] == "Tidy the attic."
+    looking = house.token(house.owner(), scopes={"goals": "read"})
+    bound = house.token(house.owner(), "write", agent="reviewer")
+
+    async def try_hidden(client: Client) -> None:
+        with pytest.raises(MCPError, match="There is no tool"):
+            await client.call_tool("cancel_goal", {"goal_id": begun["id"]})
+
+    for token in (looking, bound):
+        with_client(house, token, try_hidden)
+    assert called(house, looking, "get_goal", goal_id=begun["id"])["id"] == begun["id"]
+    unknown = called(house, owner, "cancel_goal", goal_id="goal_nobody/../x")
+    assert (unknown["status"], unknown["code"]) == (404, "not_found")
+    assert called(house, owner, "cancel_goal", goal_id=begun["id"])["state"] == "cancelled"
+    assert called(house, owner, "get_goal", goal_id=begun["id"])["state"] == "cancelled"
 
 
 def test_a_person_is_asked_and_the_answer_comes_back_whenever_it_is_given(house: House, owner: str) -> None:
