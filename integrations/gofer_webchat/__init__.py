@@ -157,7 +157,7 @@ MAX_FILES = 10
 TRUST: dict[str, TrustLevel] = {"owner": "owner", "operator": "member"}
 """How far a member's role is trusted; one who may only look is a stranger to agents."""
 
-_COMMAND = re.compile(r"/([a-z]{1,20})(?:\s+(.*))?", re.S)
+_COMMAND = re.compile(r"/([A-Za-z]{1,20})(?:\s+(.*))?", re.S)
 _NAMES = {command.name for command in COMMANDS if not command.private}
 _CONTROLS: dict[str, Literal["", "stop", "new"]] = {"stop": "stop", "new": "new"}
 
@@ -268,6 +268,6 @@ def _place(posted: Posted) -> dict[str, Any]:
 def _command(text: str) -> tuple[str, str]:
     """A command the platform answers, with its arguments; anything else after a slash is said to the agent."""
     found = _COMMAND.fullmatch(text.strip())
-    if found is None or found[1] not in _NAMES:
+    if found is None or found[1].lower() not in _NAMES:
         return "", ""
-    return found[1], (found[2] or "").strip()
+    return found[1].lower(), (found[2] or "").strip()

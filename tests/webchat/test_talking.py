@@ -153,7 +153,7 @@ def test_a_question_is_answered_by_a_button(visit: Visit) -> None:
 
 def test_commands_are_answered_by_the_platform(visit: Visit) -> None:
     with visit.line() as line:
-        line.say("/status")
+        line.say("/Status")  # phones begin with a capital letter
         (answer,) = line.until(lambda: line.of("reply"))
         assert "Run" in answer
         assert line.of("said")

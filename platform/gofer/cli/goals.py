@@ -65,6 +65,8 @@ def show_one(goal: Id, as_json: AsJson = False) -> None:
             f"{found['id']}, {found['state']}{why}, ${found['spent']:.4f}, asked by {plain(found['asked_by'])}"
         )
         print(plain(found["text"]))
+        if found["until"] is not None and found["finished_at"] is None:
+            print(f"Its time is over {ago(found['until'])}.")
         rows = [
             (each["number"] or "–", each["kind"], each["state"], each["job_id"] or "–", _what(each))
             for each in found["tasks"]
@@ -83,6 +85,9 @@ def add(
     ] = "",
     agent: Annotated[str, typer.Option(help="Who should take it.")] = "",
     dollars: Annotated[float | None, typer.Option(help="What it may cost before it asks.")] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="How long it may take; then it ends, with what there is.")
+    ] = None,
     approval: Annotated[bool | None, typer.Option(help="Whether an owner has to approve the plan.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -93,6 +98,7 @@ def add(
     """
     wish: dict[str, Any] = {"text": text, "conversation": conversation, "agent": agent}
     wish |= {} if dollars is None else {"dollars": dollars}
+    wish |= {} if hours is None else {"hours": hours}
     wish |= {} if approval is None else {"approval": approval}
     made = call("POST", "/goals", json=wish)
     show(made, as_json, lambda: print(f"Made {made['id']}. See how far it is: gofer goals show {made['id']}"))

@@ -91,10 +91,10 @@ def _print_levels(found: dict[str, Any]) -> None:
     ]
     table(("window", "answers", "word p50", "word p95", "answer p50", "answer p95"), waits, empty="")
     queue = [
-        (each["kind"], each["ready"], _seconds(each["oldest_seconds"]), each["running"])
+        (each["kind"], each["ready"], _seconds(each["oldest_seconds"]), each["waiting"], each["running"])
         for each in found["queue"]
     ]
-    table(("kind", "ready", "oldest", "running"), queue, empty="Nothing waits.")
+    table(("kind", "ready", "oldest", "waiting", "running"), queue, empty="Nothing waits.")
     failed = [
         (each["kind"], each["ended"], each["errors"], each["retries"])
         for each in found["windows"][-1]["kinds"]

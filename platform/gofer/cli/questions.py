@@ -34,7 +34,7 @@ def list_questions(
     rows = [
         (
             each["id"],
-            each["job_id"],
+            each["goal_id"] or each["job_id"],
             _shortened(plain_text(each["question"])),
             {"role:owner": "owners", "role:member": "members"}.get(each["asked_of"], each["asked_of"]),
             ago(each["asked_at"]),
@@ -42,7 +42,7 @@ def list_questions(
         )
         for each in found["questions"]
     ]
-    columns = ("question", "job", "asks", "of", "asked", "expires")
+    columns = ("question", "run or goal", "asks", "of", "asked", "expires")
     show(found, as_json, lambda: table(columns, rows, empty="No questions."))
 
 

@@ -765,6 +765,7 @@ class QueueFigures(Shape):
     ready: int
     blocked: int
     scheduled: int
+    waiting: int = Field(description="For somebody's answer, or for other jobs.")
     running: int
     oldest_seconds: float
     """How long the oldest ready one has waited."""
@@ -865,6 +866,7 @@ class Question(Shape):
 
     id: str
     job_id: int
+    goal_id: str | None = Field(description="The goal that asks; null for a run that is no goal's.")
     conversation_id: str | None
     asked_of: str
     """An author's id; `role:owner` or `role:member` for whoever has that role; empty for anybody known there."""

@@ -403,7 +403,7 @@ class AgentFiles:
                 spec = load_agent(paths, providers_of(self.directory))
         except AgentFileError as error:
             self.problems[name] = error
-            before = _kept(path) or (known[1] if known is not None else None)
+            before = good_one(path) or (known[1] if known is not None else None)
             if before is None and name != FIRST_AGENT:
                 raise
             return before or AgentSpec(name=name)
@@ -486,7 +486,7 @@ def good_copy(path: Path) -> Path:
 
 def keep_good(path: Path, spec: AgentSpec) -> None:
     """Keep a version that makes sense, for when the next does not."""
-    if _kept(path) == spec:
+    if good_one(path) == spec:
         return
     try:
         if path.parent.is_dir():
@@ -495,7 +495,8 @@ def keep_good(path: Path, spec: AgentSpec) -> None:
         log.warning("agent.not_kept", agent=spec.name, error=str(error))
 
 
-def _kept(path: Path) -> AgentSpec | None:
+def good_one(path: Path) -> AgentSpec | None:
+    """The last version of settings that made sense; None when there was none."""
     try:
         return AgentSpec.model_validate_json(good_copy(path).read_bytes())
     except (OSError, ValidationError):

@@ -20,6 +20,7 @@ from gofer.runs.agent_files import (
     AgentPaths,
     AgentSpec,
     good_copy,
+    good_one,
     is_agent_folder,
     keep_good,
     load_agent,
@@ -200,14 +201,32 @@ def switch_heartbeat(directory: Path, name: str, *, enabled: bool, layered: bool
     """
     folder, flat = directory / name, AgentPaths.flat(directory, name)
     in_folder = layered and NAME.fullmatch(name) and is_agent_folder(folder)
-    path = folder / SETTINGS if in_folder else flat.settings
+    paths = AgentPaths.inside(folder) if in_folder else flat
+    path = paths.settings
     there = os.path.lexists(path)
-    toml = with_switch(_shown(path, folder if in_folder else None), enabled=enabled)
+    shown = _shown(path, folder if in_folder else None)
+    toml = with_switch(shown, enabled=enabled)
     try:
         spec = put_agent(directory, name, toml, layers=None if there or in_folder or not layered else {})
     except AgentFileError as error:
-        raise Conflict(f"{path.name} line {error.line}: {error.message}. Fix it first.") from error
+        good = good_one(path) if there and _is_broken(paths, directory) else None
+        if enabled or good is None:
+            raise Conflict(f"{path.name} line {error.line}: {error.message}. Fix it first.") from error
+        # The last good settings are in force. Whoever wants silence gets it, also from a file that is broken.
+        if toml.count("heartbeat") == shown.count("heartbeat"):
+            write_atomically(path, toml)
+        off = good.heartbeat.model_copy(update={"enabled": False})
+        spec = good.model_copy(update={"heartbeat": off})
+        keep_good(path, spec)
     return spec
+
+
+def _is_broken(paths: AgentPaths, directory: Path) -> bool:
+    try:
+        load_agent(paths, providers_of(directory))
+    except AgentFileError:
+        return True
+    return False
 
 
 def new_agent(directory: Path, name: str) -> AgentSpec:

@@ -30,6 +30,9 @@ MAX_INTERVAL = 366 * DAY
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _UNITS = {"m": MINUTE, "h": HOUR, "d": DAY}
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})")
+_ASIDES = re.compile(
+    r"<!--.*?(?:-->|\Z)|^ {0,3}(`{3,}|~{3,})[^\n]*\n.*?(?:^ {0,3}\1[`~]*[ \t]*$|\Z)", re.S | re.M
+)
 _ITEM = re.compile(r"\s{0,3}[-*+]\s+(\S.*)")
 _EVERY = re.compile(r"every\s+(\d{1,6})\s*([mhd])", re.I)
 _AT = re.compile(r"(?:(\S+)\s+)?(\d{1,2}):(\d{2})", re.I)
@@ -154,13 +157,14 @@ def _is_there(path: Path) -> bool:
 
 
 def parse_items(text: str, settings: HeartbeatSettings, today: date | None = None) -> HeartbeatList:
-    """The items of a list. Lines that are no list items are comments; an item that makes no sense is a problem.
+    """The items of a list. Lines that are no list items are comments, as is what stands in an HTML comment or a code
+    fence; an item that makes no sense is a problem.
 
     With `today`, an item for a day that is over is a problem, too.
     """
     items: dict[str, HeartbeatItem] = {}
     problems: list[str] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(_without_asides(text).splitlines(), 1):
         found = _ITEM.fullmatch(line.rstrip())
         if found is None:
             continue
@@ -179,6 +183,12 @@ def parse_items(text: str, settings: HeartbeatSettings, today: date | None = Non
         more = len(problems) - MAX_PROBLEMS
         problems = [*problems[:MAX_PROBLEMS], f"{HEARTBEAT_FILE} has {more} more lines that are not in force"]
     return HeartbeatList(tuple(items.values()), tuple(problems))
+
+
+def _without_asides(text: str) -> str:
+    """A Markdown text with the lines of its HTML comments and code fences emptied, so that lines keep their numbers.
+    One that is never closed goes on to the end."""
+    return _ASIDES.sub(lambda found: "\n" * len(found[0].splitlines()[1:]), "\n".join(text.splitlines()))
 
 
 def _item(line: str) -> HeartbeatItem:

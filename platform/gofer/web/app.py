@@ -241,7 +241,7 @@ class Metrics:
                 self._levels["job_errors"].labels(window, kind["kind"]).set(kind["errors"])
                 self._levels["job_retries"].labels(window, kind["kind"]).set(kind["retries"])
         for each in found["queue"]:
-            for state in ("ready", "blocked", "scheduled", "running"):
+            for state in ("ready", "blocked", "scheduled", "waiting", "running"):
                 self._levels["queue_jobs"].labels(each["kind"], state).set(each[state])
             self._levels["queue_oldest_seconds"].labels(each["kind"]).set(each["oldest_seconds"])
         for each in found["heartbeats"]:

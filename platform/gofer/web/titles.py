@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from gofer.app import Platform
+from gofer.goals.requests import GOAL_MESSAGE
 from gofer.store.encryption import data_key
 from gofer.store.messages import open_message
 from gofer.store.tables import conversations, messages
@@ -56,7 +57,7 @@ def _title(
     """The first words, read from the sealed message each time: nothing keeps them in the clear."""
     query = (
         select(messages.c.seq, messages.c.sealed)
-        .where(messages.c.conversation_id == conversation_id, messages.c.event == "message")
+        .where(messages.c.conversation_id == conversation_id, messages.c.event.in_(("message", GOAL_MESSAGE)))
         .order_by(messages.c.seq)
         .limit(1)
     )

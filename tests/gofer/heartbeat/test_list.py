@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from pydantic import ValidationError
 
+from gofer.errors import Conflict
 from gofer.runs.agent_files import AgentFiles
 from gofer.runs.agent_writer import switch_heartbeat
 from gofer.runs.heartbeat_settings import (
@@ -130,6 +131,25 @@ def test_a_line_that_makes_no_sense_is_said_with_its_number(line: str, said: str
     assert said in problem
 
 
+@pytest.mark.parametrize(
+    "aside",
+    [
+        "<!--\n- every 2h: look at the mail\n-->",
+        "<!-- - every 2h: look at the mail -->",
+        "```\n- every 2h: look at the mail\n```",
+        "~~~~ markdown\n```\n- every 2h: look at the mail\n~~~~",
+        "Not yet: <!-- - 09:00: a\n- 10:00: b\n",
+    ],
+)
+def test_what_stands_in_a_comment_or_a_code_fence_is_not_in_force(aside: str) -> None:
+    kept = parse_items(f"- 08:00: open\n{aside}\n", ALL_DAY)
+    assert ([item.text for item in kept.items], kept.problems) == (["open"], ())
+    if not aside.startswith("Not yet"):
+        after = parse_items(f"{aside}\n- nonsense\n- 18:00: close", ALL_DAY)
+        assert [item.text for item in after.items] == ["close"]
+        assert f"line {len(aside.splitlines()) + 1} " in after.problems[0], "lines keep their numbers"
+
+
 def test_ten_thousand_items_are_cut_and_that_is_said() -> None:
     found = parse_items("\n".join(f"- 10:00: item {n}" for n in range(10_000)), ALL_DAY)
     assert len(found.items) == MAX_ITEMS
@@ -196,6 +216,20 @@ def test_the_switch_changes_its_own_line_alone(tmp_path: Path, toml: str) -> Non
     assert all(line in kept for line in toml.splitlines() if "enabled" not in line)
     assert not switch_heartbeat(tmp_path, "scout", enabled=False).heartbeat.enabled
     assert with_switch(kept, enabled=True) == kept
+
+
+def test_a_heartbeat_is_switched_off_also_in_a_file_that_is_broken(tmp_path: Path) -> None:
+    path = tmp_path / "scout.toml"
+    path.write_text("[heartbeat]\nenabled = true\n")
+    files = AgentFiles(tmp_path)
+    assert files.get("scout").heartbeat.enabled
+    path.write_text("[heartbeat]\nenabled = true\n[limits]\nsteps = lots\n")
+    assert files.get("scout").heartbeat.enabled, "what was good last is in force"
+    with pytest.raises(Conflict, match="Fix it first"):
+        switch_heartbeat(tmp_path, "scout", enabled=True)
+    assert not switch_heartbeat(tmp_path, "scout", enabled=False).heartbeat.enabled
+    assert not files.get("scout").heartbeat.enabled
+    assert path.read_text() == "[heartbeat]\nenabled = false\n[limits]\nsteps = lots\n"
 
 
 def test_an_agent_without_a_file_gets_a_folder_by_the_switch(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gofer.goals.records import MAX_A_MINUTE
+from gofer.web.queries import goals as goal_queries
 from support.patience import Deadline
 from support.web_server import House, csrf_in
 
@@ -101,6 +102,47 @@ def test_bad_wishes_are_refused_in_words(apis: dict[str, Any], body: dict[str, A
     answer = apis["owner"].post("/goals", json=body)
     assert answer.status_code == status, answer.text
     assert answer.json()["detail"]
+
+
+def test_a_goal_that_asks_is_named_with_its_question(house: House, apis: dict[str, Any]) -> None:
+    made = make(apis["owner"], "Paint the shed", approval=True, hours=2)
+    assert 7100 < made["until"] - made["created_at"] < 7300
+    deadline = Deadline(20)
+    while not (
+        asked := [
+            each
+            for each in apis["owner"].get("/questions").json()["questions"]
+            if each["goal_id"] == made["id"]
+        ]
+    ):
+        assert deadline.left > 0
+        time.sleep(0.05)
+    browser = house.browser()
+    browser.follow(house.link(house.owner()))
+    overview = browser.get("/").text
+    assert f'<a href="/goals/{made["id"]}">{made["id"]}</a> asks' in overview
+    assert asked[0]["job_id"] == made["job_id"]
+    titles = {row["id"]: row["title"] for row in apis["owner"].get("/conversations").json()["conversations"]}
+    assert titles[made["conversation_id"]] == "/goal Paint the shed"
+    apis["owner"].post(f"/goals/{made['id']}/cancel")
+    assert apis["owner"].post("/goals", json={"text": "x", "hours": 0}).status_code == 400
+
+
+def test_the_board_counts_every_goal_and_shows_the_newest(
+    house: House, apis: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(goal_queries, "MAX_EACH", 1)
+    for text in ("Sort the nails", "Sort the screws"):
+        until(apis["owner"], make(apis["owner"], text)["id"], "blocked")
+    browser = house.browser()
+    browser.follow(house.link(house.owner()))
+    count = len(apis["owner"].get("/goals", params={"state": "blocked"}).json()["goals"])
+    assert count >= 2
+    page = browser.get("/goals").text
+    assert f'Blocked <span class="muted small">{count}</span>' in page
+    assert "Sort the screws" in page
+    assert "Sort the nails" not in page
+    assert "gofer goals list --state blocked" in page
 
 
 def test_unknown_goals_are_not_found(apis: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from gofer.jobs.outcome import Dead, Done, Retry
+from gofer.jobs.outcome import Dead, Done, Retry, Wait
 from gofer.runs.spend import today
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
@@ -86,11 +86,25 @@ async def test_errors_and_retries_are_counted_by_kind_of_worker(world: World) ->
     await world.run(lambda c: c.execute(insert(tasks).values(**task, conversation_id=job.conversation_id)))
     await world.submit(kind="task", payload={"task": "task_1"})
     await world.end(await world.claim_one(), Dead("internal"))
+    for number, state in ((2, "failed"), (3, "done")):
+        plan = {
+            **task,
+            "id": f"task_{number}",
+            "number": 0,
+            "kind": "plan",
+            "state": state,
+            "finished_at": 1.0,
+        }
+        made = await world.submit(kind="task", payload={"task": plan["id"]})
+        plan |= {"conversation_id": job.conversation_id, "job_id": made}
+        await world.run(lambda c, row=plan: c.execute(insert(tasks).values(**row)))
+        await world.end(await world.claim_one(), Done())
     await world.submit(kind="made.up.by.somebody")
     await world.work()
     found = {each["kind"]: each for each in (await window(world))["kinds"]}
     assert (found["deliver"]["ended"], found["deliver"]["retries"], found["deliver"]["errors"]) == (1, 1, 0)
     assert (found["task.research"]["errors"], found["answer"]["errors"]) == (1, 0)
+    assert (found["task.plan"]["ended"], found["task.plan"]["errors"]) == (2, 1), "a plan that was none"
     assert found["other"]["ended"] == 1, "a kind that nobody knows makes no label of its own"
 
 
@@ -106,6 +120,9 @@ async def test_the_queue_is_told_by_kind_with_the_age_of_its_oldest(world: World
     assert (queue["deliver"]["ready"], queue["deliver"]["running"]) == (2, 1)
     assert 60 <= queue["deliver"]["oldest_seconds"] < 120
     assert (queue["answer"]["scheduled"], queue["answer"]["oldest_seconds"]) == (1, 0)
+    await world.end(await world.claim_one(), Wait("Which one?"))
+    waiting = {each["kind"]: each["waiting"] for each in (await figures(world))["queue"]}
+    assert waiting == {"deliver": 1, "answer": 0}
 
 
 async def test_heartbeats_cost_by_agent_and_day_and_only_heartbeats(world: World) -> None:

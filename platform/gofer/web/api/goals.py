@@ -42,6 +42,9 @@ class GoalWish(RequestModel):
     dollars: float | None = Field(
         default=None, gt=0, le=10_000, description="What it may cost before it asks."
     )
+    hours: float | None = Field(
+        default=None, gt=0, le=8760, description="How long it may take; then it ends, with what there is."
+    )
     approval: bool | None = Field(default=None, description="Whether an owner has to approve its plan first.")
 
 
@@ -105,6 +108,7 @@ async def add(request: Request) -> Response:
             seq=seq,
             text=given.text,
             dollars=given.dollars,
+            hours=given.hours,
             approval=given.approval,
         )
     )

@@ -16,6 +16,7 @@ from gofer.intake.admit import read_one
 from gofer.integration import Incoming
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.db_time import now
 from gofer.store.messages import StoredMessage
 from gofer.store.tables import Trust, agents, goals, tasks
 from gofer.vault.envelope import Vault
@@ -68,9 +69,15 @@ def list_goals(
     return [_described(connection, vault, row) for row in connection.execute(query).all()]
 
 
-def board(connection: Connection, vault: Vault) -> dict[str, list[dict[str, Any]]]:
-    """The goals by state, the newest of each."""
-    return {state: list_goals(connection, vault, state=state, limit=MAX_EACH) for state in records.STATES}
+def board(connection: Connection, vault: Vault) -> dict[str, tuple[int, list[dict[str, Any]]]]:
+    """By state: how many goals there are, and the newest of them."""
+    counted = select(goals.c.state, func.count()).group_by(goals.c.state)
+    counts = {str(state): int(count) for state, count in connection.execute(counted)}
+    return {
+        state: (counts[state], list_goals(connection, vault, state=state, limit=MAX_EACH))
+        for state in records.STATES
+        if state in counts
+    }
 
 
 def under_way(connection: Connection, vault: Vault, limit: int) -> list[dict[str, Any]]:
@@ -149,6 +156,7 @@ def add_goal(
     seq: int,
     text: str,
     dollars: float | None,
+    hours: float | None,
     approval: bool | None,
 ) -> str:
     """Make the goal that a message of the web chat asks for, unless the command has made it; returns its id. Raises
@@ -171,6 +179,7 @@ def add_goal(
     if not goal_id:
         raise NotFound(UNHEARD)
     bounds: dict[str, Any] = {} if dollars is None else {"budget": round(dollars * 1e6)}
+    bounds |= {} if hours is None else {"until": now() + 3600 * hours}
     bounds |= {} if approval is None else {"needs_approval": approval or platform.settings.goal_approval}
     if bounds:
         row_macs.update(connection, goals, goals.c.id == goal_id, bounds)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from gofer.errors import NotFound
 from gofer.jobs.outcome import OWNERS
 from gofer.store.encryption import conversation_key, unseal
-from gofer.store.tables import jobs, questions
+from gofer.store.tables import goals, jobs, questions
 from gofer.vault.envelope import Vault
 from gofer.web.auth import visitor_of
 from gofer.web.queries.jobs import of_agent
@@ -28,7 +28,8 @@ def list_questions(
 ) -> list[dict[str, Any]]:
     """The oldest first; with `closed` also those that are answered, with an agent those that it asked. What is asked of
     owners is shown to them alone."""
-    query = select(questions).order_by(questions.c.asked_at).limit(limit)
+    of_goal = select(goals.c.id).where(goals.c.job_id == questions.c.job_id).limit(1).scalar_subquery()
+    query = select(questions, of_goal.label("goal_id")).order_by(questions.c.asked_at).limit(limit)
     if not closed:
         query = query.where(questions.c.answered_at.is_(None))
     if job_id is not None:
@@ -46,7 +47,7 @@ def answering_trust(request: Request) -> str:
     return "owner" if visitor.may("owner") else "member"
 
 
-_SHOWN = ("id", "job_id", "conversation_id", "asked_of", "asked_at", "expires_at", "answered_at")
+_SHOWN = ("id", "job_id", "conversation_id", "asked_of", "asked_at", "expires_at", "answered_at", "goal_id")
 
 
 FOR_OWNERS = "(This is for owners to read and to answer.)"

@@ -62,7 +62,7 @@ KINDS = frozenset(
 QUANTILES = (0.5, 0.95)
 KEPT = 10.0
 """Seconds for which figures are not computed again."""
-WAITING = (JobState.READY, JobState.BLOCKED, JobState.SCHEDULED)
+UNDER_WAY = (JobState.READY, JobState.BLOCKED, JobState.SCHEDULED, JobState.WAITING, JobState.RUNNING)
 
 
 @dataclass
@@ -179,10 +179,7 @@ def _failures(connection: Connection, seconds: float) -> list[dict[str, Any]]:
     """By kind: jobs that ended, those that were given up, and tries that had to be repeated."""
     rows = connection.execute(_ended(seconds)).all()
     named = _kinds_of(connection, rows)
-    ended, dead = (
-        Counter(named.values()),
-        Counter(named[row.id] for row in rows if row.state == JobState.DEAD),
-    )
+    ended, dead = Counter(named.values()), Counter(named[job_id] for job_id in _failed(connection, rows))
     again: Counter[str] = Counter()
     for part in _batches(list(named)):
         query = (
@@ -196,6 +193,15 @@ def _failures(connection: Connection, seconds: float) -> list[dict[str, Any]]:
         {"kind": kind, "ended": count, "errors": dead[kind], "retries": again[kind]}
         for kind, count in sorted(ended.items())
     ]
+
+
+def _failed(connection: Connection, rows: Sequence[Any]) -> set[int]:
+    """The jobs that were given up, or whose task came to nothing: a plan that is none, a worker that failed."""
+    failed = {int(row.id) for row in rows if row.state == JobState.DEAD}
+    for part in _batches([row.id for row in rows if row.kind == kinds.TASK]):
+        query = select(tasks.c.job_id).where(tasks.c.job_id.in_(part), tasks.c.state == "failed")
+        failed |= set(connection.execute(query).scalars())
+    return failed
 
 
 def _kinds_of(connection: Connection, rows: Iterable[Any]) -> dict[int, str]:
@@ -217,7 +223,7 @@ def _queue(connection: Connection) -> list[dict[str, Any]]:
     """By kind: what waits, what runs, and how long the oldest job has been ready."""
     waits: defaultdict[str, Counter[str]] = defaultdict(Counter)
     oldest: defaultdict[str, float] = defaultdict(float)
-    for state in (*WAITING, JobState.RUNNING):
+    for state in UNDER_WAY:
         # One query for each state, because each has a partial index.
         query = select(
             jobs.c.kind, func.count().label("depth"), (now() - func.min(jobs.c.run_at)).label("age")
@@ -233,6 +239,7 @@ def _queue(connection: Connection) -> list[dict[str, Any]]:
             "ready": found["ready"],
             "blocked": found["blocked"],
             "scheduled": found["scheduled"],
+            "waiting": found["waiting"],
             "running": found["running"],
             "oldest_seconds": oldest[kind],
         }
