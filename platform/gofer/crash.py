@@ -56,6 +56,8 @@ POINTS = frozenset(
         "trigger.called",
         "post.saying",
         "release.staged",
+        "host.begun",
+        "host.done",
         "key.added",
         "key.rewrapped",
         "key.retired",
