@@ -18,9 +18,9 @@ from gofer.runtime_host.interfaces import (
     MAX_SESSION,
     Adapter,
     HostReport,
-    Look,
     NotDelivered,
     OrderRun,
+    RuntimeLook,
     cut,
     words_of,
 )
@@ -272,13 +272,13 @@ class AcpAdapter(Adapter):
         with contextlib.suppress(NotDelivered):
             await self._restart("resume" if self.can_resume else "spawn")
 
-    async def look(self) -> Look:
+    async def look(self) -> RuntimeLook:
         """See whether the process runs, and whether it is at work."""
         agent = self._agent
         if agent is None or not agent.alive:
-            return Look(alive=False, reason="runtime.gone", session=self._state.session)
+            return RuntimeLook(alive=False, reason="runtime.gone", session=self._state.session)
         busy = agent.client.turn is not None
-        return Look(
+        return RuntimeLook(
             alive=True,
             reason="runtime.busy" if busy else "",
             program=os.path.basename(self._settings.command[0]),

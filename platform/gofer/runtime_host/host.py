@@ -15,7 +15,15 @@ from gofer.crash import crash_point
 from gofer.errors import ConfigError
 from gofer.runtime_host.acp import AcpAdapter
 from gofer.runtime_host.configuration import HostSettings, RuntimeSettings, TmuxSettings
-from gofer.runtime_host.interfaces import Adapter, Clock, HostReport, Look, NotDelivered, Order, OrderRun
+from gofer.runtime_host.interfaces import (
+    Adapter,
+    Clock,
+    HostReport,
+    NotDelivered,
+    Order,
+    OrderRun,
+    RuntimeLook,
+)
 from gofer.runtime_host.state import OrderJournal, RuntimeState, StateFolder
 from gofer.runtime_host.tmux import TmuxAdapter
 
@@ -322,7 +330,7 @@ def _adapter(name: str, settings: RuntimeSettings, folder: StateFolder, clock: C
     return AcpAdapter(name, settings, RuntimeState(folder, name))
 
 
-def _described(name: str, seen: Look) -> str:
+def _described(name: str, seen: RuntimeLook) -> str:
     if seen.alive and not seen.reason:
         return f"{name}: {seen.state}, {seen.program}"
     return f"{name}: {seen.state} ({seen.reason}{f', {seen.program}' if seen.program else ''})"

@@ -75,7 +75,7 @@ class HostReport(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class RuntimeLook:
     """What an adapter sees when it looks at the real process."""
 
     alive: bool
@@ -144,7 +144,7 @@ class Adapter(ABC):
         """Find or start the process. Never raises for a process that is not there: `look` tells."""
 
     @abstractmethod
-    async def look(self) -> Look:
+    async def look(self) -> RuntimeLook:
         """See how the process is, now."""
 
     @abstractmethod

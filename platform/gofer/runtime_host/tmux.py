@@ -19,10 +19,10 @@ from gofer.runtime_host.interfaces import (
     Adapter,
     Clock,
     HostReport,
-    Look,
     NotDelivered,
     Order,
     OrderRun,
+    RuntimeLook,
     words_of,
 )
 from gofer.sanitize import gist
@@ -238,16 +238,16 @@ class TmuxAdapter(Adapter):
     async def close(self) -> None:
         """The panes stay."""
 
-    async def look(self) -> Look:
+    async def look(self) -> RuntimeLook:
         """See whether the pane is there, and whether it could be told something now."""
         try:
             pane = await self._find()
             if pane is None:
-                return Look(alive=False, reason="runtime.gone")
+                return RuntimeLook(alive=False, reason="runtime.gone")
             self._typing.quiet_for(await self._server.last_key(pane))
             return await self._inspect(pane)
         except NotDelivered as error:
-            return Look(alive=False, reason=error.reason)
+            return RuntimeLook(alive=False, reason=error.reason)
 
     async def carry_out(self, run: OrderRun) -> HostReport:
         """Tell the pane something, or start a program in a new pane and tell that."""
@@ -293,19 +293,21 @@ class TmuxAdapter(Adapter):
 
     # Looking.
 
-    async def _inspect(self, pane: Pane) -> Look:
+    async def _inspect(self, pane: Pane) -> RuntimeLook:
         names = _programs_in_front(pane)
         seen = next((name for name in self._settings.program if name in names), "") or gist(pane.command, 100)
         if pane.in_mode:
-            return Look(alive=True, reason="pane.copy_mode", program=seen, session=pane.id)
+            return RuntimeLook(alive=True, reason="pane.copy_mode", program=seen, session=pane.id)
         if names.isdisjoint(self._settings.program):
             shell = not names.isdisjoint(SHELLS)
-            return Look(alive=False, reason="pane.shell" if shell else "pane.other_program", program=seen)
+            return RuntimeLook(
+                alive=False, reason="pane.shell" if shell else "pane.other_program", program=seen
+            )
         if editor := next(iter(names & EDITORS), ""):
-            return Look(alive=True, reason="pane.other_program", program=editor, session=pane.id)
+            return RuntimeLook(alive=True, reason="pane.other_program", program=editor, session=pane.id)
         if self._settings.prompt and not await self._at_prompt(pane):
-            return Look(alive=True, reason="runtime.busy", program=seen, session=pane.id)
-        return Look(alive=True, program=seen, session=pane.id, idle=bool(self._settings.prompt))
+            return RuntimeLook(alive=True, reason="runtime.busy", program=seen, session=pane.id)
+        return RuntimeLook(alive=True, program=seen, session=pane.id, idle=bool(self._settings.prompt))
 
     async def _at_prompt(self, pane: Pane) -> bool:
         lines = await self._server.screen(pane.id)
