@@ -38,12 +38,14 @@ from gofer.store.tables import (
     bindings,
     connections,
     deliveries,
+    hops,
     jobs,
     messages,
     participants,
     questions,
     replies,
     routes,
+    runtimes,
     schedules,
 )
 from gofer.vault.envelope import Vault
@@ -320,6 +322,11 @@ _TIMES = (
     replies.c.confirm_at,
     deliveries.c.received_at,
     schedules.c.next_at,
+    hops.c.created_at,
+    hops.c.deadline,
+    hops.c.ended_at,
+    runtimes.c.seen_at,
+    runtimes.c.active_at,
 )
 
 
