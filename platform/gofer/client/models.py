@@ -970,6 +970,7 @@ class Order(Shape):
     lease: float
     """Seconds within which a report has to come."""
     ack_within: float
+    answer_within: float
     trace: str
 
 

@@ -32,6 +32,8 @@ TAKE_WITHIN = 30.0
 """Seconds that a host has to take an order."""
 LEASE = 120.0
 """Seconds that a host has for an order it took, until it reports or renews."""
+MAX_HELD = 600.0
+"""Seconds for which a host may put an order off."""
 MAX_TAKEN, MAX_LEASES = 20, 2
 """Orders one look takes at most, and how often one order is handed out."""
 QUESTION_LIFE = 3600.0
@@ -214,7 +216,7 @@ def find_order(connection: Connection, given: str, member_id: str, *, lock: bool
         raise _no_order(given)
     if lock:
         lock_conversation(connection, conversation_id)
-    row = connection.execute(select(hops).where(here)).one_or_none()
+    row = connection.execute(select(hops, now().label("now")).where(here)).one_or_none()
     if row is None:
         raise _no_order(given)
     runtime = connection.execute(select(runtimes).where(runtimes.c.id == row.runtime_id)).one_or_none()
@@ -236,14 +238,15 @@ def report(
     """Keep what a host says of an order; returns why it was ignored, empty when it counts. Conversation locked."""
     if session and session != runtime.session:
         connection.execute(update(runtimes).where(runtimes.c.id == runtime.id).values(session=session))
-    moved = {
-        "deferred": lambda: change(connection, row, TAKEN, reason=reason, was=(TAKEN,), within=LEASE),
-        "failed": lambda: change(
-            connection, row, FAILED, reason=reason or "runtime.failed", was=(TAKEN, DELIVERED)
-        ),
-        "delivered": lambda: delivered(connection, row, reason, ack_within),
-        "unknown": lambda: delivered(connection, row, reason or "outcome.unknown", ack_within),
-    }[status]()
+    if status == "deferred" and row.now - row.created_at > MAX_HELD:
+        status, reason = "failed", HOST_LOST
+    if status == "deferred":
+        moved = change(connection, row, TAKEN, reason=reason, was=(TAKEN,), within=LEASE)
+    elif status == "failed":
+        moved = change(connection, row, FAILED, reason=reason or "runtime.failed", was=HANDED_OUT)
+    else:
+        unsure = reason or "outcome.unknown"
+        moved = delivered(connection, row, unsure if status == "unknown" else reason, ack_within)
     if not moved:
         return late_reason(row)
     if status != "deferred":

@@ -6,6 +6,7 @@ announcing it; its state is read from how long ago that was, so nobody has to ti
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +112,7 @@ def list_runtimes(connection: Connection) -> list[Any]:
     return [row for row in rows if row_macs.fits(connection, runtimes, row)]
 
 
-def announce(connection: Connection, name: str, member_id: str, said: Announcement) -> Any:
+def announce(connection: Connection, name: str, member_id: str, said: Announcement, every: float) -> Any:
     """Keep what a host says of its runtime; returns the row. Raises NotFound for one that is not this member's, and
     Conflict for one that is something else than the host says."""
     row = find_runtime(connection, name)
@@ -122,7 +123,11 @@ def announce(connection: Connection, name: str, member_id: str, said: Announceme
             f"The runtime {name!r} is registered as {row.kind} of the agent {row.agent}; the host says {said.kind} of "
             f"{said.agent[:40]}. Change the host's file, or remove the runtime and add it again."
         )
-    alive = said.state in ("live", "idle")
+    if row.host not in ("", said.host) and presence(row, every) == HERE:
+        raise Conflict(
+            f"The runtime {name!r} is announced by the host {row.host} already. Stop that one, or wait "
+            f"{math.ceil(MISSED_STALE * every)} seconds."
+        )
     crashes = [at for at in row.crashes if isinstance(at, int | float) and row.now - at < CRASH_WINDOW]
     if said.crashed:
         crashes = [*crashes, row.now][-MAX_CRASHES_KEPT:]
@@ -136,7 +141,7 @@ def announce(connection: Connection, name: str, member_id: str, said: Announceme
         "crashes": crashes,
         "seen_at": now(),
     }
-    values |= {"active_at": now()} if alive and said.state == "live" else {}
+    values |= {"active_at": now()} if said.state == "live" else {}
     connection.execute(update(runtimes).where(runtimes.c.id == row.id).values(**values))
     return find_runtime(connection, name)
 

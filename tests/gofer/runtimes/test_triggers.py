@@ -62,7 +62,7 @@ class Pane:
 
     async def announce(self, **heartbeat: Any) -> Any:
         said = records.Announcement("gofer", "tmux", HOST, **{"state": "live", "session": "s1", **heartbeat})
-        return await self.world.run(records.announce, name="pane", member_id=MEMBER, said=said)
+        return await self.world.run(records.announce, name="pane", member_id=MEMBER, said=said, every=15.0)
 
     async def say(self, text: str = "hello", **values: Any) -> None:
         await self.world.say(text, **{"by": "ann", **values})
@@ -550,18 +550,38 @@ async def _hurried(pane: Pane) -> Claim:
 
 
 async def test_a_host_cannot_announce_what_is_not_its_own(pane: Pane) -> None:
-    said = records.Announcement("gofer", "tmux", "evil", "live")
+    said = records.Announcement("gofer", "tmux", HOST, "live")
+    announce = partial(records.announce, name="pane", member_id=MEMBER, said=said, every=15.0)
     with pytest.raises(NotFound):
-        await pane.world.run(records.announce, name="pane", member_id="member_eve", said=said)
+        await pane.world.run(announce, member_id="member_eve")
     with pytest.raises(Conflict, match="registered as tmux"):
-        await pane.world.run(
-            records.announce, name="pane", member_id=MEMBER, said=replace(said, agent="helper")
-        )
+        await pane.world.run(announce, said=replace(said, agent="helper"))
     with pytest.raises(NotFound):
-        await pane.world.run(records.announce, name="nothing", member_id=MEMBER, said=said)
-    order = hop_rows.order_id(1, 1)
+        await pane.world.run(announce, name="nothing")
+    with pytest.raises(Conflict, match="announced by the host laptop already"):
+        await pane.world.run(announce, said=replace(said, host="another"))
+    await pane.world.pass_time(46)
+    await pane.world.run(announce, said=replace(said, host="another"))
     with pytest.raises(NotFound):
-        await pane.world.run(hop_rows.find_order, given=order, member_id="member_eve")
+        await pane.world.run(hop_rows.find_order, given=hop_rows.order_id(1, 1), member_id="member_eve")
+
+
+async def test_a_host_cannot_put_an_order_off_for_ever_and_a_crash_after_the_prompt_counts(
+    pane: Pane,
+) -> None:
+    await pane.say()
+    await pane.step()
+    (order,) = await pane.orders()
+    for _ in range(6):
+        await pane.world.pass_time(110)
+        await pane.announce(can_resume=True)
+        await pane.report(order, "deferred", "deferred.typing")
+    assert (await pane.trail())[0] == ("live", "failed", "host.lost")
+    await pane.step()
+    (order,) = await pane.orders()
+    await pane.acknowledge(order)
+    assert await pane.report(order, "failed", "runtime.crashed") == ""
+    assert await pane.report(order, "delivered") == "hop.failed", "it is over, and said so"
 
 
 async def test_a_runtime_that_somebody_else_wrote_gets_nothing(pane: Pane) -> None:

@@ -179,10 +179,11 @@ async def announce(request: Request) -> Response:
     platform, said = platform_of(request), await parse_body(request, RuntimeAnnouncement)
     announcement = records.Announcement(**said.model_dump())
     name, member_id = request.path_params["name"], await _member(request)
+    every = platform.settings.runtime_heartbeat
     row = await platform.database.write(
-        partial(records.announce, name=name, member_id=member_id, said=announcement)
+        partial(records.announce, name=name, member_id=member_id, said=announcement, every=every)
     )
-    return json_response(request, runtimes.describe(row, platform.settings.runtime_heartbeat))
+    return json_response(request, runtimes.describe(row, every))
 
 
 async def drain(request: Request) -> Response:

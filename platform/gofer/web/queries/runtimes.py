@@ -161,7 +161,13 @@ async def _order(platform: Platform, order: Mapping[str, Any]) -> dict[str, Any]
         "then": "deliver" if external.when_typing == "deliver" else "fail",
     }
     redacted = {name: platform.redactor.redact(order[name]) for name in ("text", "summary")}
-    return {**order, **redacted, "quiet": quiet, "ack_within": external.ack_within}
+    return {
+        **order,
+        **redacted,
+        "quiet": quiet,
+        "ack_within": external.ack_within,
+        "answer_within": external.answer_within,
+    }
 
 
 async def report(
