@@ -43,6 +43,7 @@ def places(lived: Lived) -> dict[str, str]:
         "schedules",
         "connections",
         "agents",
+        "runtimes",
         "secrets",
         "members",
     )

@@ -38,6 +38,8 @@ MAX_TAKEN, MAX_LEASES = 20, 2
 """Orders one look takes at most, and how often one order is handed out."""
 QUESTION_LIFE = 3600.0
 """Seconds that people have to answer a host's question."""
+_ORDER_ID = re.compile(r"([0-9]{1,18})-([0-9]{1,4})", re.ASCII)
+_REASON = re.compile(r"[a-z]+(\.[a-z_]+)*")
 HOP = "trigger.hop"
 LATE = "trigger.late"
 SILENT, HOST_AWAY, HOST_LOST = "runtime.silent", "host.away", "host.lost"
@@ -50,10 +52,10 @@ def order_id(job_id: int, number: int) -> str:
 
 def read_order_id(text: str) -> tuple[int, int]:
     """The job and the number of a hop; raises NotFound."""
-    job, _, number = text.partition("-")
-    if not (job.isascii() and job.isdigit() and number.isascii() and number.isdigit()) or len(text) > 30:
+    found = _ORDER_ID.fullmatch(text)
+    if found is None:
         raise _no_order(text)
-    return int(job), int(number)
+    return int(found[1]), int(found[2])
 
 
 def _no_order(text: str) -> NotFound:
@@ -327,5 +329,5 @@ def _active(connection: Connection, row: Any) -> None:
 
 def check_reason(reason: str) -> None:
     """Raises Malformed for what is no reason code."""
-    if reason and not re.fullmatch(r"[a-z]+(\.[a-z_]+)*", reason):
+    if reason and not _REASON.fullmatch(reason):
         raise Malformed(f"reason: {reason[:60]!r} is no code such as runtime.gone.")

@@ -52,6 +52,7 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, Role], ...]], ...] = (
         (
             ("Connections", "/connections", "viewer"),
             ("Agents", "/agents", "viewer"),
+            ("Runtimes", "/runtimes", "viewer"),
             ("Secrets", "/secrets", "operator"),
             ("Members", "/members", "viewer"),
             ("Settings", "/settings", "operator"),
