@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 from chaos.campaign import campaign
-from chaos.deployments import cases, deployments
+from chaos.deployments import MATRIX, cases, deployments
 
 
 def main() -> int:
@@ -27,7 +27,9 @@ def main() -> int:
     parser.add_argument("--service", choices=["hello", "probe", "both"], default="both")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--deployments", type=int, help="releases that are deployed; a twentieth of the cycles by default"
+        "--deployments",
+        type=int,
+        help="releases that are deployed; by default every victim is killed at every step once",
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     given = parser.parse_args()
@@ -40,7 +42,7 @@ def main() -> int:
             if cycles:
                 tallies.append(asyncio.run(campaign(database, service, cycles, seed=given.seed)))
                 tell(tallies[-1], as_json=given.json)
-        count = given.cycles // 20 if given.deployments is None else given.deployments
+        count = len(MATRIX) if given.deployments is None else given.deployments
         chosen = list(itertools.islice(cases(given.seed), count))
         if chosen:
             tallies.append(asyncio.run(deployments(database, chosen)))

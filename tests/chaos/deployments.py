@@ -42,6 +42,8 @@ ROOMS = 3
 STEPS = ("stop", "backup", "migrate", "prove", "ready", "never")
 """`ready` is the part of `prove` in which the new release serves; with `never`, nothing is killed."""
 VICTIMS = ("supervisor", "release", "tree")
+MATRIX = [*itertools.product(STEPS[:-1], VICTIMS), ("never", "")]
+"""Every victim at every step, and a deployment that is left alone."""
 OTHER_SCHEMA = "9999-0004"
 """So that the store is copied and migrated on the way."""
 SERVE = "platform/gofer/serve.py"
@@ -126,14 +128,15 @@ Case = tuple[str, str, str]
 
 
 def cases(seed: int) -> Iterator[Case]:
-    """Kinds of release, steps and victims in an order by chance, for ever; each release is good every third time."""
+    """Kinds of release, steps and victims in an order by chance, for ever: every victim at every step once, with a kind
+    that was not there yet, then again with others. Each release is good every third time."""
     chance = random.Random(seed)
     bad = [kind for kind in FAULTS if kind != "good"]
+    kinds = itertools.cycle(chance.sample([*bad, *["good"] * (len(bad) // 2)], len(bad) + len(bad) // 2))
     while True:
-        every = list(itertools.product(bad, STEPS, VICTIMS))
-        chance.shuffle(every)
-        for kind, step, victim in every:
-            yield ("good" if chance.random() < 0.35 else kind), step, victim
+        for step, victim in chance.sample(MATRIX, len(MATRIX)):
+            yield next(kinds), step, victim
+        next(kinds)  # so that the next round has other kinds at the same places
 
 
 async def deployments(database: str, chosen: list[Case]) -> Tally:

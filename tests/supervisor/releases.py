@@ -18,9 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from gofer.releases.keys import trust_key
+from gofer.releases.lifecycle import approve
+from gofer.releases.stage import build_release, stage
 from gofer_supervisor.home import Home, Release
 from gofer_supervisor.process import start_time
 from support.patience import Deadline
+from support.releases import write_key
 
 SOURCE = Path(__file__).parents[2] / "supervisor"
 PROGRAM = """
@@ -69,11 +73,13 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(build.encode())
     do_POST = do_GET
+    timeout = 5
     def log_message(self, *_):
         pass
 
 server = http.server.ThreadingHTTPServer(("", 0), Answer, bind_and_activate=False)
 server.socket = socket.socket(fileno=3)
+server.daemon_threads = False  # whoever was let in is answered before the process ends, as by a real release
 signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
 notify("READY=1")
 if os.environ.get("GOFER_ON_PROBATION") and fault != "mute":
@@ -89,7 +95,21 @@ else:
             time.sleep(0.2)
     threading.Thread(target=live, daemon=True).start()
 server.serve_forever()
+server.server_close()
 note("stopped")
+"""
+PROJECT = """
+[project]
+name = "gofer"
+requires-python = ">=3.11"
+dependencies = []
+scripts = {}
+entry-points = {}
+[tool.hatch.version]
+path = "platform/gofer/__init__.py"
+[tool.hatch.build.targets.wheel]
+packages = ["platform/gofer"]
+force-include = {"requirements.lock" = "gofer/requirements.lock"}
 """
 
 
@@ -101,6 +121,7 @@ class Supervised:
         self.home.prepare()
         self._directory = directory
         self._did = directory / "did"
+        self._key = directory / "release.pem"
         self.port = 0
         self.process: subprocess.Popen[str] | None = None
 
@@ -113,6 +134,23 @@ class Supervised:
         release = Release(build=build, version="1", python=sys.executable, path=(str(package.parent),))
         self.home.add(release, source="file", **facts)
         return release
+
+    def stage(self, number: int, fault: str = "") -> str:
+        """A release with a fault as people get it: built from a source tree, signed, staged and approved. Returns its
+        build."""
+        top = self._directory / f"source-{number}"
+        package = top / "platform" / "gofer"
+        package.mkdir(parents=True)
+        (top / "pyproject.toml").write_text(PROJECT)
+        (top / "requirements.lock").write_bytes((SOURCE.parent / "requirements.lock").read_bytes())
+        (package / "__init__.py").write_text(f'__version__ = "1.{number}"\n')
+        (package / "__main__.py").write_text(PROGRAM.format(fault=fault, did=str(self._did)))
+        if not self._key.exists():
+            trust_key(self.home, write_key(self._key).with_suffix(".pub"))
+        wheel, _ = build_release(top, self._directory / f"dist-{number}", key=self._key)
+        build = stage(self.home, wheel, lambda release: "it is whole").build
+        approve(self.home, build, by="ada")
+        return build
 
     def start(
         self,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gofer.releases.lifecycle import deploy
 from supervisor.releases import Supervised, eventually
 
 STEPS = ("stop", "backup", "migrate", "prove", "ready")
@@ -55,9 +56,9 @@ def start(gofer: Supervised) -> None:
 
 def tamper(gofer: Supervised, build: str) -> None:
     """Flip a bit of a release that was staged."""
-    top = Path(gofer.home.release(build).path[0])
-    (top / "gofer-1.dist-info").mkdir()
-    (top / "gofer-1.dist-info" / "RECORD").write_text("gofer/__main__.py,sha256=AAAA,1\n")
+    place = Path(gofer.home.release(build).path[0], "gofer", "__main__.py")
+    content = place.read_bytes()
+    place.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
 
 
 def notices(gofer: Supervised, build: str) -> set[tuple[str, str]]:
@@ -67,12 +68,11 @@ def notices(gofer: Supervised, build: str) -> set[tuple[str, str]]:
 
 
 def deploy_and_strike(gofer: Supervised, number: int, fault: str, step: str, victim: str) -> None:
-    build = f"try-{number}"
     before = gofer.home.linked("good")
-    gofer.add(build, "" if fault == "tampered" else fault)
+    build = gofer.stage(number, "" if fault == "tampered" else fault)
     if fault == "tampered":
         tamper(gofer, build)
-    gofer.ask(do="deploy", build=build, by="ada")
+    deploy(gofer.home, build, by="ada")
     eventually(lambda: at_step(gofer, build, step))
     time.sleep(random.Random(number).uniform(0, 0.1))
     strike(gofer, victim)
@@ -85,6 +85,7 @@ def deploy_and_strike(gofer: Supervised, number: int, fault: str, step: str, vic
     if victim != "release" and fault == "":
         assert current == build, told
     assert len(notices(gofer, build)) == 1, told
+    assert (current == build) != bool(gofer.home.manifest(build).get("taken_back")), told
 
 
 def campaign(gofer: Supervised, cases: list[tuple[str, str, str]]) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from e2e.process import free_port
+from gofer.crash import EXIT_CODE
+from gofer.releases.lifecycle import waiting_releases
 from gofer_standins.anthropic import Anthropic, call, calls, say
 from gofer_standins.loopback import serve as loopback
 from gofer_standins.telegram import Chat, Message, Person, Telegram
@@ -26,14 +28,22 @@ from telegram.test_identity import put
 AHOY = "sed -i 's/Hello. Write to me/Ahoy. Write to me/' ~/gofer-source/platform/gofer/commands/answers.py"
 
 
+def start(data_dir: Path, *command: str, **environment: str) -> subprocess.Popen[bytes]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GOFER_")}
+    given = {"GOFER_DATA_DIR": str(data_dir), "GOFER_PORT": str(free_port()), "GOFER_LOG_TO": "stderr"}
+    with (data_dir.parent / "log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gofer", *command],
+            env={**kept, **given, **environment},
+            stdout=log,
+            stderr=log,
+        )
+
+
 @asynccontextmanager
 async def gofer_up(data_dir: Path, **environment: str) -> AsyncIterator[Home]:
     """`gofer up` with the release that is installed."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GOFER_")}
-    given = {"GOFER_DATA_DIR": str(data_dir), "GOFER_PORT": str(free_port()), "GOFER_LOG_TO": "stderr"}
-    command = [sys.executable, "-m", "gofer", "up", "--probation", "1"]
-    with (data_dir.parent / "log").open("wb") as log:
-        running = subprocess.Popen(command, env={**kept, **given, **environment}, stdout=log, stderr=log)
+    running = start(data_dir, "up", "--probation", "1", **environment)
     try:
         yield Home(str(data_dir / "home"))
         running.send_signal(signal.SIGTERM)
@@ -61,11 +71,9 @@ async def greeting(telegram: Telegram, person: Person, chat: Chat) -> str:
     return telegram.said(chat)[-1]
 
 
-@pytest.mark.slow
-async def test_a_change_of_the_greeting_is_approved_by_a_button_and_taken_back_by_another(
-    telegram: Telegram, tmp_path: Path
-) -> None:
-    model = Anthropic(
+def changing_model() -> Anthropic:
+    """Somebody who changes the greeting."""
+    return Anthropic(
         [
             calls(call("gofer_source")),
             calls(call("bash", command=AHOY)),
@@ -73,7 +81,46 @@ async def test_a_change_of_the_greeting_is_approved_by_a_button_and_taken_back_b
             say("I have proposed it."),
         ]
     )
-    data_dir = tmp_path / "data"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_a_change_is_staged_and_asked_about_once_when_the_process_dies_after_staging_it(
+    telegram: Telegram, tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    model, data_dir = changing_model(), tmp_path / "data"
+    put(data_dir, {"gofer.toml": "self_update = true\n"})
+    url = "" if kind == "sqlite" else str(request.getfixturevalue("postgres_url"))
+    environment = {"GOFER_DATABASE_URL": url, "GOFER_LEASE": "3"} if url else {}
+    async with open_house(telegram, data_dir, database_url=url) as house:
+        ann, chat = await house.owner()
+    async with loopback(model.app) as address:
+        environment |= {"GOFER_ANTHROPIC_KEY": model.key, "GOFER_ANTHROPIC_BASE_URL": address}
+        telegram.phones.say(ann, chat, "Change the greeting to Ahoy, please.")
+        doomed = {"GOFER_CRASH_AT": "release.staged", "GOFER_BUILD": "first"}
+        dying = start(data_dir, "serve", **environment, **doomed)
+        try:
+            assert await asyncio.to_thread(dying.wait, patience(120)) == EXIT_CODE
+        finally:
+            dying.kill()
+            dying.wait()
+        async with gofer_up(data_dir, **environment) as home:
+            (staged,) = waiting_releases(home)
+            question = await asked(telegram, chat, "Approve")
+            assert staged in question["text"]
+            told = "is built from the change"
+            await eventually(lambda: any(told in said for said in telegram.said(chat)), within=60)
+            await eventually(lambda: home.linked(GOOD) != "", within=60)
+            assert sum(told in said for said in telegram.said(chat)) == 1
+            assert len(with_button(telegram, chat, "Approve")) == len(waiting_releases(home)) == 1
+    assert model.refused == []
+
+
+@pytest.mark.slow
+async def test_a_change_of_the_greeting_is_approved_by_a_button_and_taken_back_by_another(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    model, data_dir = changing_model(), tmp_path / "data"
     put(data_dir, {"gofer.toml": "self_update = true\n"})
     async with open_house(telegram, data_dir) as house:
         ann, chat = await house.owner()
