@@ -44,8 +44,8 @@ STEPS = ("stop", "backup", "migrate", "prove", "ready", "never")
 VICTIMS = ("supervisor", "release", "tree")
 MATRIX = [*itertools.product(STEPS[:-1], VICTIMS), ("never", "")]
 """Every victim at every step, and a deployment that is left alone."""
-OTHER_SCHEMA = "9999-0004"
-"""So that the store is copied and migrated on the way."""
+OTHER_SCHEMA = "9999-{:04d}"
+"""Another one for each release, so that the store is copied and migrated on the way."""
 SERVE = "platform/gofer/serve.py"
 FAULTS: dict[str, tuple[str, str]] = {
     "good": ("platform/gofer/variant.py", "VARIANT = {number}\n"),
@@ -276,7 +276,7 @@ class _Campaign:
         approve(home, build, by="chaos")
         if kind == "cannot migrate" or number % 2:
             manifest = f"{home.path}/releases/{build}/manifest.json"
-            write_json(manifest, {**home.manifest(build), "schema": OTHER_SCHEMA})
+            write_json(manifest, {**home.manifest(build), "schema": OTHER_SCHEMA.format(number)})
         if kind == "tampered":
             file = Path(home.release(build).path[0], SERVE.removeprefix("platform/"))
             file.write_bytes(file.read_bytes().replace(b"e", b"E", 1))

@@ -88,7 +88,7 @@ def changing_model() -> Anthropic:
 async def test_a_change_is_staged_and_asked_about_once_when_the_process_dies_after_staging_it(
     telegram: Telegram, tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    model, data_dir = changing_model(), tmp_path / "data"
+    model, data_dir = changing_model(), tmp_path / "gofer"
     put(data_dir, {"gofer.toml": "self_update = true\n"})
     url = "" if kind == "sqlite" else str(request.getfixturevalue("postgres_url"))
     environment = {"GOFER_DATABASE_URL": url, "GOFER_LEASE": "3"} if url else {}

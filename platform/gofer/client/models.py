@@ -271,8 +271,11 @@ class Message(Shape):
     """One entry in a conversation."""
 
     seq: int
+    """Its number; of a note by Gofer itself, the number of the message that it follows."""
+    reply: int | None = None
+    """The number of a note by Gofer itself, such as the answer to a command; null for a message."""
     memory_id: str
-    """What it is recalled by."""
+    """What it is recalled by; empty for a note by Gofer itself."""
     author: str
     name: str
     trust: str

@@ -382,6 +382,29 @@ def test_nobody_makes_a_token_that_may_do_more_than_they(house: House, api: http
 # Saying something.
 
 
+def test_answers_to_commands_are_listed_where_they_were_given(house: House, api: httpx2.Client) -> None:
+    conversation = api.post("/messages", json={"text": "/help"}).json()["conversation_id"]
+    place = f"/conversations/{conversation}/messages"
+
+    def listed(**query: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = api.get(place, params=query).json()["messages"]
+        return found
+
+    until(lambda: len(listed()) == 2)
+    note, command = listed()
+    assert (command["text"], command["reply"], command["event"]) == ("/help", None, "command")
+    assert (note["author"], note["event"], note["seq"]) == ("gofer", "note", command["seq"])
+    assert "/new" in note["text"]
+    api.post(place, json={"text": "/help"})
+    until(lambda: len(listed()) == 4)
+    whole = listed()
+    assert [each["seq"] for each in whole] == [2, 2, 1, 1]
+    assert listed(limit=1) == whole[:2], "a page has the notes that follow its messages"
+    assert listed(limit=1, cursor=2) == whole[2:]
+    assert listed(after=1) == [whole[2], *reversed(whole[:2])]
+    assert listed(cursor=1) == []
+
+
 def test_a_message_is_answered_in_a_conversation_of_ones_own(house: House, api: httpx2.Client) -> None:
     key = {"idempotency-key": "hello-1"}
     said = api.post("/messages", json={"text": "What can you do?"}, headers=key)

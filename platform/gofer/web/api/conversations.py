@@ -34,6 +34,7 @@ from gofer.web.queries.conversations import (
     list_conversations,
     no_conversation,
     read_messages,
+    read_notes,
 )
 from gofer.web.titles import with_titles
 
@@ -85,7 +86,7 @@ async def read(request: Request) -> Response:
     platform, query = platform_of(request), parse_query(request, MessageFilter)
     conversation_id, agent = request.path_params["id"], visitor_of(request).agent
 
-    def messages(connection: Connection) -> list[dict[str, Any]]:
+    def messages(connection: Connection) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         conversation = find_conversation(connection, conversation_id, agent)
         found = read_messages(
             connection,
@@ -95,16 +96,47 @@ async def read(request: Request) -> Response:
             limit=query.limit,
             after=query.after,
         )
-        return [_describe(row, content) for row, content in found]
+        said = [_describe(row, content) for row, content in found]
+        first, last = _span(query, [each["seq"] for each in said])
+        notes = read_notes(
+            connection, platform.vault, conversation, first=first, last=last, limit=query.limit
+        )
+        return said, [{**_NOTE, **note} for note in notes]
 
-    found = await platform.database.read(messages)
+    found, notes = await platform.database.read(messages)
     await record_reading(request, conversation_id)
-    return json_response(request, {"messages": found, "next": next_cursor(found, query.limit, "seq")})
+    listed = sorted(
+        [*found, *notes],
+        key=lambda each: (each["seq"], each["reply"] or 0),
+        reverse=query.after is None,
+    )
+    return json_response(request, {"messages": listed, "next": next_cursor(found, query.limit, "seq")})
+
+
+def _span(query: MessageFilter, numbers: list[int]) -> tuple[int, int | None]:
+    """The first and the last message whose notes belong to a page, so that each note is on one page of a list."""
+    full = len(numbers) == query.limit
+    if query.after is not None:
+        return query.after, numbers[-1] - 1 if full else None
+    return numbers[-1] if full else 0, None if query.before is None else query.before - 1
+
+
+_NOTE: dict[str, Any] = {
+    "memory_id": "",
+    "author": "gofer",
+    "name": "Gofer",
+    "trust": "member",
+    "event": "note",
+    "addressed": False,
+    "attachments": [],
+}
+"""What Gofer itself says is no message of anybody, and nothing recalls it."""
 
 
 def _describe(row: Any, content: Incoming | None) -> dict[str, Any]:
     return {
         "seq": row.seq,
+        "reply": None,
         "memory_id": turn_id(row.conversation_id, row.seq),
         "author": row.author,
         "name": content.author.name if content is not None else "",

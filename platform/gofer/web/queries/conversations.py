@@ -15,9 +15,18 @@ from gofer.jobs.notifications import JOBS
 from gofer.memory import records
 from gofer.memory.scopes import conversation_scope
 from gofer.purge import Purged, purge_conversation, remove_shell_files
-from gofer.store.encryption import conversation_key
+from gofer.store.encryption import conversation_key, unseal
 from gofer.store.messages import open_message
-from gofer.store.tables import agents, bindings, conversations, jobs, messages, participants
+from gofer.store.tables import (
+    ReplyState,
+    agents,
+    bindings,
+    conversations,
+    jobs,
+    messages,
+    participants,
+    replies,
+)
 from gofer.vault.envelope import Vault
 from gofer.web.queries import rows, without
 from gofer.web.titles import BEGUN
@@ -194,6 +203,49 @@ def read_messages(
             if key is None or row.sealed is None
             else open_message(key, row.conversation_id, row.seq, row.sealed),
         )
+        for row in found
+    ]
+
+
+def read_notes(
+    connection: Connection,
+    vault: Vault,
+    conversation: dict[str, Any],
+    *,
+    first: int,
+    last: int | None,
+    limit: int,
+) -> list[dict[str, Any]]:
+    """What Gofer itself said there, which is no message: answers to commands, and what became of a change. Each has
+    the number of the message that it follows, from `first` to `last`; the newest come first."""
+    if conversation["purged_at"] is not None:
+        return []
+    before = messages.c.created_at <= replies.c.created_at
+    follows = (
+        select(func.coalesce(func.max(messages.c.seq), 0))
+        .where(messages.c.conversation_id == replies.c.conversation_id, before)
+        .correlate(replies)
+        .scalar_subquery()
+    )
+    query = (
+        select(replies, follows.label("follows"))
+        .join(bindings, bindings.c.id == replies.c.binding_id)
+        .join(jobs, jobs.c.id == replies.c.job_id)
+        .where(replies.c.conversation_id == conversation["id"], replies.c.sealed.is_not(None))
+        .where(bindings.c.conversation_id == conversation["id"], jobs.c.agent_id.is_(None))
+        .where(replies.c.state == ReplyState.SENT, follows >= first)
+    )
+    if last is not None:
+        query = query.where(follows <= last)
+    key = conversation_key(connection, vault, conversation["id"])
+    found = connection.execute(query.order_by(replies.c.id.desc()).limit(limit)).all()
+    return [
+        {
+            "reply": row.id,
+            "seq": row.follows,
+            "text": unseal(key, row.sealed, "reply", row.job_id, row.kind, row.part)["text"],
+            "created_at": row.created_at,
+        }
         for row in found
     ]
 
