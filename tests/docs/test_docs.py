@@ -50,14 +50,14 @@ def _path_of_one_message() -> str:
 
 def test_the_path_of_one_message_names_every_handler_of_the_worker() -> None:
     tree = ast.parse((ROOT / "platform/gofer/app.py").read_text(encoding="utf-8"))
-    (table,) = [
-        keyword.value
-        for call in ast.walk(tree)
-        if isinstance(call, ast.Call)
-        for keyword in call.keywords
-        if keyword.arg == "handlers" and isinstance(keyword.value, ast.Dict)
+    tables = [
+        each.value
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef) and function.name.endswith("_handlers")
+        for each in ast.walk(function)
+        if isinstance(each, ast.Return) and isinstance(each.value, ast.Dict)
     ]
-    kinds = {getattr(app, key.id) for key in table.keys if isinstance(key, ast.Name)}
+    kinds = {getattr(app, key.id) for table in tables for key in table.keys if isinstance(key, ast.Name)}
     rows = re.findall(r"^\| (`[a-z_]+`(?:, `[a-z_]+`)*) \| `", _path_of_one_message(), re.MULTILINE)
     assert {kind for row in rows for kind in re.findall(r"\w+", row)} == kinds
 

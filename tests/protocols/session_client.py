@@ -39,9 +39,10 @@ class SessionClient:
     def send(self, type_: str, **fields: Any) -> None:
         self.connection.send(json.dumps({"type": type_, **fields}))
 
-    def next(self, within: float = 30.0) -> dict[str, Any]:
+    def next(self, deadline: Deadline | None = None) -> dict[str, Any]:
         """The next frame, checked."""
-        frame: dict[str, Any] = json.loads(self.connection.recv(timeout=Deadline(within).left))
+        deadline = deadline or Deadline(30.0)
+        frame: dict[str, Any] = json.loads(self.connection.recv(timeout=deadline.left))
         _CHECKERS[f"server.{frame['type']}"].validate(frame)
         last = self.frames[-1]["seq"] if self.frames else frame["seq"]
         if frame["type"] == "session.new":
@@ -58,7 +59,7 @@ class SessionClient:
                 return frame
         deadline = Deadline(60.0)
         while deadline.left > 0:
-            if wanted(frame := self.next(deadline.left)):
+            if wanted(frame := self.next(deadline)):
                 return frame
             self._unread.append(frame)
         raise AssertionError(f"never so; the last frames: {self.frames[-3:]}")

@@ -1,4 +1,4 @@
-"""`gofer tokens`: programs' ways in."""
+"""`gofer tokens`: with which programs use the API."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class PublicApp(Starlette):
 
 
 def public_app(platform: Platform) -> PublicApp:
-    """Build it."""
+    """Build the app for the network."""
     settings = platform.settings
     hooks = Hooks(
         intake=platform.intake,
@@ -116,7 +116,7 @@ def public_app(platform: Platform) -> PublicApp:
 
 
 class Signs:
-    """What tells how the process is doing."""
+    """Health, readiness and metrics of the process."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
@@ -260,7 +260,7 @@ class Metrics:
         self._degraded.set(len(recall.degraded) + by_words_alone)
 
     async def render(self) -> bytes:
-        """The page."""
+        """The metrics as Prometheus reads them."""
         from prometheus_client import generate_latest
 
         await self._remembered()

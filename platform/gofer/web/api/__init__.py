@@ -43,7 +43,7 @@ def api_mount(*others: Route) -> Mount:
 
 
 def furnish(app: Starlette, platform: Platform) -> None:
-    """What the endpoints find in their app."""
+    """Put what the endpoints need into their app."""
     app.state.platform = platform
     app.state.agents_turn = asyncio.Lock()
     app.state.levels = ServiceLevels(platform.database, platform.settings.timezone)

@@ -38,7 +38,7 @@ LayerName = Literal["SOUL", "IDENTITY", "USER"]
 
 
 class AgentSource(RequestModel):
-    """An agent to write."""
+    """The files of an agent to write."""
 
     toml: str = Field(max_length=100_000)
     instructions: str | None = Field(
@@ -54,7 +54,7 @@ class AgentSource(RequestModel):
 
 
 class AgentName(RequestModel):
-    """An agent to make."""
+    """The name of an agent to make."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")
 

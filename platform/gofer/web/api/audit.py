@@ -48,7 +48,7 @@ class KnownHead(RequestModel):
 
 
 class ChainRange(RequestModel):
-    """Which entries: those after a place in the chain, oldest first."""
+    """Which entries to export: those after a place in the chain, oldest first."""
 
     after: int = Field(default=0, ge=0, le=MAX_PLACE)
 
@@ -62,7 +62,7 @@ async def index(request: Request) -> Response:
 
 
 async def verify(request: Request) -> Response:
-    """Look whether the log is whole, up to its signed head and past what this machine has seen of it."""
+    """Check that the log is whole up to its signed head, and that it still holds what this machine has seen of it."""
     platform, seen = platform_of(request), parse_query(request, KnownHead)
     verdict = await examined(platform)
     if seen.place:
@@ -72,7 +72,7 @@ async def verify(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """A part of the log with its chain, to keep elsewhere."""
+    """Export a part of the log with its chain, to keep elsewhere."""
     found = await platform_of(request).database.read(
         partial(_export, after=parse_query(request, ChainRange).after)
     )
@@ -80,7 +80,7 @@ async def export(request: Request) -> Response:
 
 
 async def accept(request: Request) -> Response:
-    """Chain what is there anew: somebody knows why it was not whole."""
+    """Build the chain anew over the entries that are there. Use it when you know why the log was not whole."""
     platform = platform_of(request)
     check_confirmed(request)
     await parse_body(request, EmptyBody)

@@ -57,7 +57,7 @@ class NewConnection(RequestModel):
 
 
 class Begin(RequestModel):
-    """An account to have made at a service."""
+    """What to create an account with at a service."""
 
     integration: str
     name: str = ""
@@ -67,20 +67,20 @@ class Begin(RequestModel):
 
 
 class Finish(RequestModel):
-    """What the service came back with."""
+    """What the service sent back after it made the account."""
 
     state: str
     code: str
 
 
 class Pair(RequestModel):
-    """Whom to pair."""
+    """Which role to pair a person with."""
 
     role: Role = "owner"
 
 
 class ConnectionChange(RequestModel):
-    """What to change of one."""
+    """What to change of a connection."""
 
     settings: dict[str, Any] | None = None
     enabled: bool | None = None
@@ -105,7 +105,7 @@ def _with_hook(platform: Platform, connection: dict[str, Any]) -> dict[str, Any]
 
 
 async def show(request: Request) -> Response:
-    """One connection, with the names of its secrets and when it was last heard of."""
+    """Show a connection, with the names of its secrets and when it last received something."""
     platform = platform_of(request)
     found = await platform.database.read(partial(read_connection, connection_id=request.path_params["id"]))
     shown = {**found, "connection": _with_hook(platform, found["connection"])}
@@ -138,7 +138,7 @@ async def add(request: Request) -> Response:
 
 
 async def begin_sign_up(request: Request) -> Response:
-    """The form with which a browser has an account made."""
+    """Give the form with which a browser creates an account at a service."""
     check_confirmed(request)
     body = await parse_body(request, Begin)
     begun = begin_setup(platform_of(request), **body.model_dump())
@@ -153,7 +153,7 @@ async def finish_sign_up(request: Request) -> Response:
 
 
 async def pair(request: Request) -> Response:
-    """A pairing code, for a person to become an owner or a member."""
+    """Make a pairing code, with which a person becomes an owner or a member."""
     check_confirmed(request)
     platform, body = platform_of(request), await parse_body(request, Pair)
     connection_id = (await _found(request)).id

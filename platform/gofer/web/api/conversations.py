@@ -73,7 +73,7 @@ async def index(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """One conversation."""
+    """Show a conversation."""
     found = await platform_of(request).database.read(
         partial(find_conversation, conversation_id=request.path_params["id"], agent=visitor_of(request).agent)
     )
@@ -82,7 +82,7 @@ async def show(request: Request) -> Response:
 
 
 async def read(request: Request) -> Response:
-    """What was said in one, newest first or after a message."""
+    """Read the messages of a conversation, newest first or after a number."""
     platform, query = platform_of(request), parse_query(request, MessageFilter)
     conversation_id, agent = request.path_params["id"], visitor_of(request).agent
 
@@ -150,7 +150,7 @@ def _describe(row: Any, content: Incoming | None) -> dict[str, Any]:
 
 
 async def rules(request: Request) -> Response:
-    """The standing rules that every run in one reads word for word."""
+    """List the standing rules of a conversation, which every run there reads word for word."""
     platform, conversation_id = platform_of(request), request.path_params["id"]
     found = await platform.database.read(
         partial(conversations.list_rules, vault=platform.vault, conversation_id=conversation_id)
@@ -199,7 +199,7 @@ class ConversationNote(RequestModel):
 
 
 async def recall(request: Request) -> Response:
-    """What is remembered of one that fits a query, best first. Nothing of other conversations is searched."""
+    """Recall what fits a query from a conversation, best first. Other conversations are not searched."""
     platform, query = platform_of(request), parse_query(request, MemoryQuery)
     conversation_id, scope_id = _memories_of(request)
     await platform.database.read(partial(_check_memories, request=request))

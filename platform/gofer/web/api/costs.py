@@ -22,7 +22,7 @@ class CostFilter(RequestModel):
 
 
 async def index(request: Request) -> Response:
-    """What was paid on the last days, and in all."""
+    """Show what was paid on the last days, and in all."""
     platform, query = platform_of(request), parse_query(request, CostFilter)
     found = await platform.database.read(
         partial(_costs, days=query.days, timezone=platform.settings.timezone)

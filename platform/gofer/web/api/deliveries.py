@@ -38,7 +38,7 @@ BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 
 class ReplayOptions(RequestModel):
-    """How to take a delivery in once more."""
+    """How to process a delivery again."""
 
     again: bool = False
     """As a new one, although one with its id is there."""
@@ -67,7 +67,7 @@ async def index(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """One delivery with what it said."""
+    """Show a delivery with its headers and body."""
     platform = platform_of(request)
     delivery, content = await platform.database.read(
         partial(read_delivery, vault=platform.vault, delivery_id=path_number(request))
@@ -79,14 +79,14 @@ async def show(request: Request) -> Response:
 
 
 async def replay(request: Request) -> Response:
-    """Take a stored delivery in again."""
+    """Process a stored delivery again."""
     options = await parse_body(request, ReplayOptions)
     taken = await replay_delivery(platform_of(request), path_number(request), again=options.again)
     return _taken(request, taken)
 
 
 async def replay_given(request: Request) -> Response:
-    """Take a captured request in, on the owner's word instead of a signature."""
+    """Process a captured request. An owner vouches for it instead of a signature."""
     given = await parse_body(request, CapturedRequest)
     try:
         body = base64.b64decode(given.body, validate=True)

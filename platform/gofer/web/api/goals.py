@@ -30,7 +30,7 @@ class GoalFilter(RequestModel):
 
 
 class GoalWish(RequestModel):
-    """Something larger to have done."""
+    """A goal to work on."""
 
     text: str = Field(min_length=1, max_length=8000, pattern=r"\S", description="What is wanted.")
     conversation: str = Field(
@@ -74,7 +74,7 @@ async def index(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """One goal with its tasks."""
+    """Show a goal with its tasks."""
     platform = platform_of(request)
     found = await _shown(request, request.path_params["id"])
     await record_reading(request, found["conversation_id"], found["id"])
@@ -89,7 +89,7 @@ async def _shown(request: Request, goal_id: str) -> dict[str, Any]:
 
 
 async def add(request: Request) -> Response:
-    """Have something larger done. It is said in the web chat, in the name of the member who asks."""
+    """Make a goal. It is asked for in the web chat, in the name of the member who asks."""
     platform, given = platform_of(request), await parse_body(request, GoalWish)
     # Before anything is kept of it: a flood of wishes must not leave a flood of conversations.
     most = platform.settings.max_goals
@@ -118,7 +118,7 @@ async def add(request: Request) -> Response:
 
 
 async def pause(request: Request) -> Response:
-    """Begin nothing more of a goal; what runs goes on to its end."""
+    """Pause a goal: no further task begins. Tasks that run go on to their end."""
     return await _steer(request, "pause")
 
 
@@ -128,7 +128,7 @@ async def resume(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """End a goal. What runs of it is stopped at once."""
+    """Cancel a goal. Its running tasks are stopped at once."""
     return await _steer(request, "cancel")
 
 

@@ -46,7 +46,7 @@ class BackupRequest(RequestModel):
 
 
 async def status(request: Request) -> Response:
-    """How the instance is doing, in one look."""
+    """Show how the instance is doing."""
     platform = platform_of(request)
     figures = await platform.database.read(_figures)
     failure = await asyncio.to_thread(last_failure, open_home(platform.settings))
@@ -82,7 +82,7 @@ def _figures(connection: Connection) -> dict[str, Any]:
 
 
 async def doctor(request: Request) -> Response:
-    """What the platform can say of itself; the command adds what can be seen from outside."""
+    """Check the instance from inside. `gofer doctor` adds what can be seen from outside."""
     findings = await examine(platform_of(request))
     return json_response(request, {"findings": [dataclasses.asdict(each) for each in findings]})
 
@@ -97,18 +97,18 @@ async def ask_model(request: Request) -> Response:
 
 
 async def levels(request: Request) -> Response:
-    """How well the instance serves: waiting times, queue, failures, recall and the cost of heartbeats."""
+    """Show service levels: waiting times, queue, failures, recall and the cost of heartbeats."""
     return json_response(request, await request.app.state.levels.read())
 
 
 async def refusals(request: Request) -> Response:
-    """The last refused requests, newest first."""
+    """List the last refused requests, newest first."""
     recent = reversed(platform_of(request).refusals.recent)
     return json_response(request, {"refusals": [dataclasses.asdict(each) for each in recent]})
 
 
 async def integrations(request: Request) -> Response:
-    """What is installed, and what could not be loaded."""
+    """List the installed integrations, and those that could not be loaded."""
     registry = platform_of(request).registry
     found = [
         {
@@ -123,7 +123,7 @@ async def integrations(request: Request) -> Response:
 
 
 async def key(request: Request) -> Response:
-    """Which master keys there are, by fingerprint."""
+    """List the master keys by fingerprint."""
     platform = platform_of(request)
     active = await platform.database.read(
         lambda connection: connection.execute(select(master_keys.c.id).where(master_keys.c.active)).scalar()

@@ -93,7 +93,7 @@ def _states(given: str) -> list[JobState]:
 
 
 async def show(request: Request) -> Response:
-    """One job with its attempts, events and replies."""
+    """Show a job with its attempts, events and replies."""
     platform, query = platform_of(request), parse_query(request, JobDetail)
     agent = visitor_of(request).agent
     show_job = partial(_show, job_id=path_number(request), platform=platform, words=query.words, agent=agent)
@@ -135,12 +135,12 @@ async def _steer(request: Request, verb: str) -> Response:
 
 
 async def cancel_many(request: Request) -> Response:
-    """Ask several jobs to stop; one that cannot does not keep the others from it."""
+    """Ask several jobs to stop. The answer says of each whether it could."""
     return await _steer_many(request, "cancel")
 
 
 async def redrive_many(request: Request) -> Response:
-    """Run several dead or cancelled jobs again; one that cannot does not keep the others from it."""
+    """Run several dead or cancelled jobs again. The answer says of each whether it could."""
     return await _steer_many(request, "redrive")
 
 

@@ -41,7 +41,7 @@ NAME = r"^[a-z0-9][a-z0-9._-]{0,39}$"
 
 
 class NewMember(RequestModel):
-    """Somebody who may sign in from now on."""
+    """A member to add."""
 
     name: str = Field(pattern=NAME)
     role: Role = "viewer"
@@ -49,7 +49,7 @@ class NewMember(RequestModel):
 
 
 class MemberChange(RequestModel):
-    """What to change of one."""
+    """What to change of a member."""
 
     name: str | None = Field(default=None, pattern=NAME)
     role: Role | None = None
@@ -58,7 +58,7 @@ class MemberChange(RequestModel):
 
 
 class NewPassword(RequestModel):
-    """One's own password."""
+    """A new password for oneself."""
 
     current: Secret | None = Field(
         default=None, description="The one in use; not needed while there is none."
@@ -68,7 +68,7 @@ class NewPassword(RequestModel):
 
 
 async def me(request: Request) -> Response:
-    """Who is asking, and what they may do."""
+    """Show who is asking, and what they may do."""
     visitor = visitor_of(request)
     shown = {"member_id": visitor.member_id, "name": visitor.name, "role": visitor.role, "via": visitor.via}
     scopes = dict(visitor.scopes) if visitor.scopes is not None else None
@@ -76,13 +76,13 @@ async def me(request: Request) -> Response:
 
 
 class Confirmed(RequestModel):
-    """Proof that it is oneself."""
+    """The password that confirms who is asking."""
 
     password: Secret
 
 
 async def confirm_me(request: Request) -> Response:
-    """Confirm with one's password who one is, before one makes tokens, keys, members or secrets."""
+    """Confirm your password before you make tokens, keys, members or secrets."""
     visitor = _signed_in(request)
     given = await parse_body(request, Confirmed)
     await confirm(platform_of(request), request, given.password.reveal())
@@ -90,7 +90,7 @@ async def confirm_me(request: Request) -> Response:
 
 
 async def sessions(request: Request) -> Response:
-    """List one's own sessions."""
+    """List your own sessions."""
     visitor = visitor_of(request)
     if visitor.scopes is not None:
         raise Forbidden("A token with scopes of its own does not see where its member is signed in.")
@@ -103,7 +103,7 @@ async def sessions(request: Request) -> Response:
 
 
 async def end_session(request: Request) -> Response:
-    """End one of one's own sessions."""
+    """End one of your own sessions."""
     visitor, session_id = _signed_in(request), request.path_params["id"]
     await platform_of(request).database.write(
         partial(end_sessions, member_id=visitor.member_id, session_id=session_id)
@@ -112,7 +112,7 @@ async def end_session(request: Request) -> Response:
 
 
 async def end_other_sessions(request: Request) -> Response:
-    """End all of one's own sessions but the one that asks."""
+    """End all of your own sessions but the one that asks."""
     visitor, here = _signed_in(request), caller_of(request).session
     ended = await platform_of(request).database.write(
         partial(end_sessions, member_id=visitor.member_id, keep=here)
@@ -155,7 +155,7 @@ async def add(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """One member."""
+    """Show a member."""
     row = await platform_of(request).database.read(partial(find_member, named=request.path_params["id"]))
     return json_response(request, describe_member(row))
 
@@ -197,7 +197,7 @@ async def remove(request: Request) -> Response:
 
 
 async def link(request: Request) -> Response:
-    """A one-time link that signs a member in."""
+    """Make a one-time link that signs a member in."""
     check_confirmed(request)
     platform = platform_of(request)
     await parse_body(request, EmptyBody)
@@ -212,7 +212,7 @@ def _usual(settings: Any) -> str:
 
 
 async def set_password(request: Request) -> Response:
-    """Set one's own password; other sessions and one's tokens end."""
+    """Set your own password. Your other sessions and your tokens end."""
     platform, visitor, caller = platform_of(request), visitor_of(request), caller_of(request)
     given = await parse_body(request, NewPassword)
     if visitor.via != "session":

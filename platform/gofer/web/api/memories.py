@@ -105,7 +105,7 @@ async def index(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """One memory with its versions."""
+    """Show a memory with its versions."""
     platform = platform_of(request)
     found = await platform.database.read(
         partial(
@@ -120,7 +120,7 @@ async def show(request: Request) -> Response:
 
 
 async def add(request: Request) -> Response:
-    """Note something."""
+    """Remember something."""
     platform, given = platform_of(request), await parse_body(request, NewNote)
     made = await platform.database.write(
         partial(
@@ -135,7 +135,7 @@ async def add(request: Request) -> Response:
 
 
 async def change(request: Request) -> Response:
-    """Change one. What is not given stays as it is."""
+    """Change a memory. What is not given stays as it is."""
     platform, given = platform_of(request), await parse_body(request, MemoryChange)
     made = await platform.database.write(
         partial(
@@ -152,7 +152,7 @@ async def change(request: Request) -> Response:
 
 
 async def forget(request: Request) -> Response:
-    """Forget one. It can be restored."""
+    """Forget a memory. It can be restored."""
     await parse_body(request, EmptyBody)
     platform = platform_of(request)
     gone = await platform.database.write(
@@ -167,7 +167,7 @@ async def forget(request: Request) -> Response:
 
 
 async def restore(request: Request) -> Response:
-    """Bring back one that was forgotten."""
+    """Restore a memory that was forgotten."""
     await parse_body(request, EmptyBody)
     platform = platform_of(request)
     found = await platform.database.write(
@@ -182,7 +182,7 @@ async def restore(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """Everything that was noted, oldest first."""
+    """Export everything that was noted, oldest first."""
     platform, query = platform_of(request), parse_query(request, ScopeName)
     found = await platform.database.read(
         partial(memories.export, vault=platform.vault, visitor=visitor_of(request), scope_id=query.scope)

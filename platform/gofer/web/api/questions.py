@@ -23,7 +23,7 @@ class QuestionFilter(RequestModel):
 
 
 class AnswerBody(RequestModel):
-    """What the person says."""
+    """The answer to a question."""
 
     text: str = Field(min_length=1, max_length=100_000)
 

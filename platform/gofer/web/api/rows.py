@@ -23,7 +23,7 @@ _HIDDEN = ("password", "digest")
 
 
 class RowName(RequestModel):
-    """A row."""
+    """The name of a row: its table and its key."""
 
     table: str = Field(pattern="^[a-z_]{1,60}$", description="Such as member.")
     key: str = Field(
@@ -44,7 +44,7 @@ async def index(request: Request) -> Response:
 
 
 async def accept(request: Request) -> Response:
-    """Sign rows as they are: somebody has looked at them and means them."""
+    """Accept refused rows as they are: somebody has looked at them and means them."""
     platform = platform_of(request)
     check_confirmed(request)
     body = await parse_body(request, Accept)

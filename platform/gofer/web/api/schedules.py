@@ -1,4 +1,4 @@
-"""Schedules: jobs made again and again, and words said to an agent again and again."""
+"""Schedules: jobs and messages to agents that are made at set times."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from gofer.web.queries.schedules import (
 
 
 class Times(RequestModel):
-    """What every schedule has."""
+    """What every schedule has: when it is due, and whether it is on."""
 
     name: str = Field(min_length=1, max_length=100)
     cron: str = Field(max_length=200)
@@ -70,14 +70,14 @@ class NewSchedule(Times):
 
 
 class NewScheduledMessage(Times):
-    """A schedule that says something to an agent."""
+    """A schedule that sends a message to an agent."""
 
     agent: str = Field(min_length=1, max_length=100)
     say: str = Field(min_length=1, max_length=MAX_TEXT, pattern=r"\S")
 
 
 class ScheduleChange(RequestModel):
-    """What to change of one."""
+    """What to change of a schedule."""
 
     cron: str | None = Field(default=None, max_length=200)
     timezone: str | None = Field(default=None, max_length=100)
@@ -95,7 +95,7 @@ async def index(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """One schedule, with its next five times."""
+    """Show a schedule, with its next five times."""
     platform = platform_of(request)
     shown = await platform.database.read(
         partial(_show, vault=platform.vault, named=request.path_params["id"])
@@ -124,7 +124,7 @@ async def add(request: Request) -> Response:
 
 
 async def say(request: Request) -> Response:
-    """Add a schedule that says something to an agent in a conversation, with the trust of the owner who adds it."""
+    """Add a schedule that sends a message to an agent in a conversation, with the trust of the owner who adds it."""
     new = await parse_body(request, NewScheduledMessage)
     vault, conversation_id = platform_of(request).vault, request.path_params["id"]
 
@@ -182,7 +182,7 @@ def _said_anew(connection: Connection, request: Request, row: dict[str, Any], te
 
 
 async def run(request: Request) -> Response:
-    """Make a schedule's job now, beside its own times."""
+    """Make a schedule's job now, apart from its own times."""
     platform = platform_of(request)
     await parse_body(request, EmptyBody)
     job_id = await platform.database.write(partial(run_schedule, named=request.path_params["id"]))

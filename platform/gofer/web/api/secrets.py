@@ -26,7 +26,7 @@ def _usable(name: str) -> str:
 
 
 class SecretName(RequestModel):
-    """Which secret."""
+    """The name of a secret."""
 
     name: Annotated[str, AfterValidator(_usable)] = Field(json_schema_extra={"pattern": NAME.pattern})
     owner: Id = Field(default="", description="A connection's id, or empty for the workspace.")
@@ -39,13 +39,13 @@ class SecretValue(SecretName):
 
 
 async def index(request: Request) -> Response:
-    """List names and times."""
+    """List the names of secrets, and when each was set and used."""
     found = await stored_secrets(platform_of(request))
     return json_response(request, {"secrets": [dataclasses.asdict(each) for each in found]})
 
 
 async def put(request: Request) -> Response:
-    """Keep a secret, replacing the one there."""
+    """Set or replace a secret."""
     check_confirmed(request)
     given = await parse_body(request, SecretValue)
     note(request, name=given.name, owner=given.owner)

@@ -1,4 +1,4 @@
-"""Tokens: programs' ways in."""
+"""Tokens, with which programs use the API."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class NewToken(RequestModel):
 
 
 async def index(request: Request) -> Response:
-    """List tokens: one's own, or everybody's for an owner."""
+    """List your own tokens; an owner sees everybody's."""
     visitor = _manager(request)
     found = await platform_of(request).database.read(partial(list_tokens, member_id=_whose(visitor)))
     return json_response(request, {"tokens": found})

@@ -169,7 +169,7 @@ class FromSocket:
         self._app = app
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Say so."""
+        """Let a request pass as the owner's."""
         headers = Headers(scope=scope)
         asked = headers.get(AS_ROLE, SOCKET.role)
         role = next((role for role in ROLES if role == asked), ROLES[0])

@@ -37,7 +37,7 @@ USED = "This link was used already or is too old. On the server, `gofer link` ma
 
 
 def routes(platform: Platform) -> list[Route]:
-    """What to put into an app."""
+    """The routes for signing in and out."""
     entry = _Entry(platform)
     return [
         Route("/login", entry.show_login, methods=["GET"]),
@@ -49,7 +49,7 @@ def routes(platform: Platform) -> list[Route]:
 
 
 class _Entry:
-    """The door for people."""
+    """The pages on which people sign in and out."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform

@@ -50,7 +50,7 @@ def checked_name(name: str) -> str:
 
 
 def find_member(connection: Connection, named: str) -> AnyRow:
-    """By id or name; raises NotFound."""
+    """A member by id or name; raises NotFound."""
     here = (members.c.id == named) | (members.c.name == named.strip().lower())
     row = connection.execute(select(members).where(here).limit(1)).one_or_none()
     if row is None:
@@ -59,7 +59,7 @@ def find_member(connection: Connection, named: str) -> AnyRow:
 
 
 def list_members(connection: Connection) -> list[AnyRow]:
-    """The first one first."""
+    """Every member, in the order they were added."""
     return list(connection.execute(select(members).order_by(members.c.created_at, members.c.id)))
 
 
@@ -86,7 +86,7 @@ def change_member(
     keep_session: str = "",
     keep_tokens: bool = False,
 ) -> None:
-    """Change one. Another password ends their other sessions, links and tokens; the last owner stays one."""
+    """Change a member. A new password ends their other sessions, links and tokens. The last owner stays an owner."""
     member = find_member(connection, member_id)
     if role is not None and role != "owner":
         _spare_last_owner(connection, member)
@@ -110,7 +110,7 @@ def change_member(
 
 
 def remove_member(connection: Connection, named: str) -> str:
-    """Remove one with their sessions, links and tokens; returns the id."""
+    """Remove a member with their sessions, links and tokens; returns the id."""
     member = find_member(connection, named)
     _spare_last_owner(connection, member)
     connection.execute(delete(members).where(members.c.id == member.id))
@@ -141,7 +141,7 @@ def first_owner(connection: Connection) -> AnyRow:
 
 
 def somebody_signed_in(connection: Connection) -> bool:
-    """Whether anybody ever has."""
+    """Whether anybody has ever signed in."""
     return bool(connection.execute(select(func.count(members.c.signed_in_at))).scalar_one())
 
 
@@ -184,7 +184,7 @@ def linked(connection: Connection, value: str) -> Linked | None:
 
 
 def use_link(connection: Connection, value: str) -> Linked | None:
-    """Take it, once."""
+    """Use up a link: it signs in once."""
     found = linked(connection, value)
     if found is None:
         return None

@@ -20,7 +20,7 @@ NOBODY = f"$argon2id$v=19$m={MEMORY},t={ITERATIONS},p={LANES}${'A' * 22}${'A' * 
 
 
 class Passwords:
-    """Makes and checks hashes."""
+    """Hashes passwords and checks them."""
 
     def __init__(self) -> None:
         # A known browser does not stand behind strangers who guess.

@@ -103,7 +103,7 @@ def by_session(connection: Connection, value: str) -> Recognised | None:
 
 
 def session_seen(connection: Connection, value: str) -> None:
-    """Note that it is in use."""
+    """Note when it was last used."""
     connection.execute(
         update(web_sessions).where(web_sessions.c.digest == digest(value)).values(seen_at=now())
     )
@@ -232,7 +232,7 @@ def _right(connection: Connection, table: Table, row: Any) -> bool:
 
 
 def token_used(connection: Connection, token_id: str) -> None:
-    """Note that it is in use."""
+    """Note when it was last used."""
     connection.execute(update(api_tokens).where(api_tokens.c.id == token_id).values(used_at=now()))
 
 

@@ -37,7 +37,7 @@ InRoom = Callable[[Request, Platform, Room], Awaitable[Response]]
 
 
 def routes(platform: Platform) -> list[BaseRoute]:
-    """What to put into an app."""
+    """The routes of the web chat."""
     sockets = Sockets(platform)
     return [
         Route("/chat", enter, methods=["GET"]),
