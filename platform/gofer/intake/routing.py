@@ -6,6 +6,7 @@ Part of the one transaction of intake, whose caller holds the conversation's loc
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -101,6 +102,8 @@ def _matching_routes(
             return meant
     found = fast_sql.fetch(connection, _ROUTES, {**here, "via": connection_id})
     routed = [row for row in found if row_macs.fits_as_before(connection, routes, row)]
+    if message.addressed and (named := _named(connection, message, routed, here)):
+        return named
     chosen = routed[0].chosen if routed else connection.execute(_CHOSEN, here).scalar()
     if chosen is not None:
         # An owner chose one for the conversation: that one alone hears it.
@@ -108,6 +111,24 @@ def _matching_routes(
     if message.usual_agent and (usual := _meant(connection, {**here, "called": message.usual_agent})):
         return usual
     return _chosen_routes(routed, message)
+
+
+NAME = "name"
+"""The trigger of a route for messages that begin with the agent's name."""
+_FIRST_WORD = re.compile(r"\s*(?:@[\w-]+[,:]?\s+)?@?([A-Za-z0-9][A-Za-z0-9-]{0,39})(?![\w-])")
+"""Behind the mention of a bot, if there is one."""
+
+
+def _named(
+    connection: Connection, message: Incoming, routed: Sequence[Any], here: dict[str, str]
+) -> list[Any]:
+    """The agent that a message begins with the name of, if one of its routes is for that."""
+    by_name = {
+        row.agent_id for row in routed if row.trigger == NAME and event_matches(row.event, message.event)
+    }
+    found = _FIRST_WORD.match(message.text[:100]) if by_name else None
+    meant = _meant(connection, {**here, "called": found[1].lower()}) if found is not None else []
+    return [row for row in meant if row.agent_id in by_name]
 
 
 def answering_agents(
