@@ -125,7 +125,7 @@ async def test_a_group_sees_one_answer_to_each_question_whoever_gives_it(
     agents.mkdir(parents=True)
     (agents / "reviewer.toml").write_text(FILE)
     room = telegram.world.add_group("Team")
-    settings = {"groups": {str(room.id): {}}}
+    settings: dict[str, Any] = {"groups": {str(room.id): {}}}
     async with open_house(telegram, tmp_path / "data", webhook=True, **settings) as house:
         group = Group(house, desk, tmp_path)
         async with group.clients:
