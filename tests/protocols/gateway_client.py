@@ -60,7 +60,7 @@ class GatewayClient:
         self._methods: dict[str, str] = {}
         self._last_seq = 0
 
-    def next(self, within: float = 20.0) -> Frame:
+    def next(self, within: float = 10.0) -> Frame:
         """The next frame, checked."""
         frame: Frame = json.loads(self.connection.recv(timeout=Deadline(within).left))
         self._check(frame)
@@ -84,7 +84,7 @@ class GatewayClient:
             for row in frame["payload"]["sessions"]:
                 _CHECKERS["SessionRow"].validate(row)
 
-    def until(self, wanted: Callable[[Frame], bool], within: float = 20.0) -> Frame:
+    def until(self, wanted: Callable[[Frame], bool], within: float = 10.0) -> Frame:
         """The first frame of which something is so, and which was not asked for before."""
         for frame in self._unread:
             if wanted(frame):

@@ -73,7 +73,7 @@ def test_nothing_is_lost_or_doubled_when_the_server_is_killed(tmp_path: Path) ->
         "GOFER_LEASE": "5",
     }
     server = Gofer(environment, "web", "worker", log=tmp_path / "log").wait_until_ready()
-    token = _token(folder)
+    token = owner_token(folder)
     url = f"ws://127.0.0.1:{port}/v1/agents/gofer/stream"
     clients = [Persistent(url, token, f"client{number}") for number in range(CLIENTS)]
     threads = [threading.Thread(target=client.run) for client in clients]
@@ -90,7 +90,7 @@ def test_nothing_is_lost_or_doubled_when_the_server_is_killed(tmp_path: Path) ->
     assert all(sorted(client.answers) == list(range(1, MESSAGES + 1)) for client in clients)
 
 
-def _token(folder: Path) -> str:
+def owner_token(folder: Path) -> str:
     """A token of the owner, made as `gofer tokens add` does."""
     made = subprocess.run(
         [sys.executable, "-m", "gofer", "tokens", "add", "test", "--scope", "write", "--json"],

@@ -29,6 +29,7 @@ from gofer.web.auth.sessions import by_session, by_token
 from gofer.web.client_socket import Allowance, ClientSocket, ClientSockets, CloseCodes
 from gofer.web.problems import problem
 from gofer.web.protocols import gateway_chat, gateway_instance, gateway_sessions
+from gofer.web.protocols.device_proof import check_device
 from gofer.web.protocols.gateway_client import GatewayCall, GatewayClient, GatewayCredential, Method
 from gofer.web.protocols.gateway_follow import now_ms
 from gofer.web.protocols.gateway_frames import (
@@ -177,6 +178,7 @@ class GatewayDoor:
             version = chosen_version(params.minProtocol, params.maxProtocol)
             if params.role != "operator":
                 raise invalid(f"the role {params.role[:40]!r} is not supported: connect as operator")
+            check_device(params, nonce)
             visitor, credential = await self._recognise(socket.websocket, params, address)
             return _Greeted(frame.id, params, version, visitor, credential)
         except GoferError as error:

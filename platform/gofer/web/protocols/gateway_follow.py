@@ -98,8 +98,9 @@ class SessionFollower:
             await self._end_silent(gone)
 
     async def _look_at_jobs(self, news: Timeline) -> None:
-        """Find out which runs the jobs at work answer; more may be said while one goes on."""
-        read = partial(runs_of, room=self.room, job_ids=news.at_work.jobs)
+        """Find out which runs the jobs answer that are at work or were a moment ago; more may be said meanwhile."""
+        shown = {item["job"] for item in news.items if item["kind"] == "step"}
+        read = partial(runs_of, room=self.room, job_ids=news.at_work.jobs | shown)
         self._runs = await self._platform.database.read(read)
         self._texts = {job: text for job, text in self._texts.items() if job in self._runs}
         self._begun &= set(self._runs)

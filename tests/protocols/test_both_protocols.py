@@ -1,0 +1,154 @@
+"""What the session protocol and the gateway protocol both promise, over each of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from protocols.gateway_client import GatewayClient, gateway, text_of
+from protocols.session_client import SessionClient, session
+from support.web_server import House
+
+
+class Client(Protocol):
+    """A client of either protocol, as far as both promise the same."""
+
+    def say(self, text: str, key: str) -> None: ...
+
+    def answer(self) -> str: ...
+
+    def spoken(self) -> list[tuple[str, str]]: ...
+
+    def stop(self) -> None: ...
+
+    def refused(self, value: Any) -> bool: ...
+
+
+class OverSession:
+    """The session protocol."""
+
+    def __init__(self, client: SessionClient) -> None:
+        self.client = client
+        client.next()
+
+    def say(self, text: str, key: str) -> None:
+        self.client.send("chat.send", id=key, content=text)
+        self.client.wait("agent.progress", status="accepted")
+
+    def answer(self) -> str:
+        return str(self.client.wait("session.receive")["content"])
+
+    def spoken(self) -> list[tuple[str, str]]:
+        return [
+            (each["role"], each["content"])
+            for each in self.client.ask("session.history", limit=100)["messages"]
+        ]
+
+    def stop(self) -> None:
+        self.client.ask("agent.control", action="cancel")
+
+    def refused(self, value: Any) -> bool:
+        return bool(self.client.ask("chat.send", content=value)["type"] == "error")
+
+
+class OverGateway:
+    """The gateway protocol."""
+
+    def __init__(self, client: GatewayClient, name: str) -> None:
+        self.client, self.key = client, f"agent:gofer:{name}"
+        client.ask("chat.history", sessionKey=self.key)
+
+    def say(self, text: str, key: str) -> None:
+        self.client.ask("chat.send", sessionKey=self.key, message=text, idempotencyKey=key)
+
+    def answer(self) -> str:
+        ends = ("final", "aborted", "error")
+        frame = self.client.until(
+            lambda frame: frame.get("event") == "chat" and frame["payload"]["state"] in ends
+        )
+        return text_of(frame["payload"])
+
+    def spoken(self) -> list[tuple[str, str]]:
+        found = self.client.ask("chat.history", sessionKey=self.key)["messages"]
+        return [(each["role"], each["content"][0]["text"]) for each in found]
+
+    def stop(self) -> None:
+        self.client.ask("chat.abort", sessionKey=self.key)
+
+    def refused(self, value: Any) -> bool:
+        given = {"sessionKey": self.key, "message": value, "idempotencyKey": "refused-1"}
+        return self.client.refused("chat.send", **given).code == "INVALID_REQUEST"
+
+
+@contextlib.contextmanager
+def connected(protocol: str, house: House, token: str, name: str) -> Iterator[Client]:
+    if protocol == "session":
+        with session(house, token, session=name) as client:
+            yield OverSession(client)
+    else:
+        with gateway(house, token) as other:
+            yield OverGateway(other, name)
+
+
+@pytest.fixture(params=["session", "gateway"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_what_is_said_is_answered_and_kept(house: House, token: str, protocol: str) -> None:
+    with connected(protocol, house, token, f"kept-{protocol}") as client:
+        client.say("$ echo one", f"{protocol}-kept-message-1")
+        assert "one" in client.answer()
+        assert [role for role, _ in client.spoken()] == ["user", "assistant"]
+
+
+def test_what_is_sent_twice_is_said_once(house: House, token: str, protocol: str) -> None:
+    with connected(protocol, house, token, f"once-{protocol}") as client:
+        for _ in range(3):
+            client.say("$ sleep 0.2; echo once", f"{protocol}-once-message-1")
+        assert "once" in client.answer()
+        assert [role for role, _ in client.spoken()] == ["user", "assistant"]
+
+
+def test_a_client_that_went_finds_what_was_answered(house: House, token: str, protocol: str) -> None:
+    with connected(protocol, house, token, f"went-{protocol}") as client:
+        client.say("$ sleep 0.3; echo late", f"{protocol}-went-message-1")
+        client.answer()
+    with connected(protocol, house, token, f"went-{protocol}") as client:
+        assert "late" in client.spoken()[-1][1]
+
+
+def test_what_is_under_way_is_stopped(house: House, token: str, protocol: str) -> None:
+    with connected(protocol, house, token, f"stop-{protocol}") as client:
+        client.say("$ sleep 30", f"{protocol}-stop-message-1")
+        client.stop()
+        client.answer()
+
+
+def test_a_session_is_its_members_alone(house: House, token: str, protocol: str) -> None:
+    with connected(protocol, house, token, f"mine-{protocol}") as client:
+        client.say("$ echo mine", f"{protocol}-mine-message-1")
+        client.answer()
+    other = house.token(house.member(f"other-{protocol}", "operator", password=""), "write")
+    with connected(protocol, house, other, f"mine-{protocol}") as client:
+        assert client.spoken() == []
+
+
+@pytest.mark.parametrize("odd", [" ", 7, None, [], {}])
+def test_what_cannot_be_said_is_refused(house: House, token: str, protocol: str, odd: Any) -> None:
+    with connected(protocol, house, token, f"odd-{protocol}") as client:
+        assert client.refused(odd)
+
+
+def test_the_same_session_is_behind_both_doors(house: House, token: str) -> None:
+    with connected("gateway", house, token, "one-room") as here:
+        here.say("$ echo from the gateway", "one-room-message-1")
+        here.answer()
+        with connected("session", house, token, "one-room") as there:
+            assert there.spoken() == here.spoken()
+            there.say("$ echo from the session", "one-room-message-2")
+            assert "from the session" in there.answer()
+            assert "from the session" in here.answer()
