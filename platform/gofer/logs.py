@@ -29,6 +29,7 @@ QUIET = {
     "uvicorn": logging.WARNING,
     "alembic": logging.WARNING,
     "httpx2": logging.WARNING,
+    "python_multipart": logging.ERROR,  # a warning for each malformed form, which anybody may send
     "mcp": logging.WARNING,
     "mcp.client": logging.CRITICAL,  # a traceback for each server that fails, of which we tell in a line of our own
 }

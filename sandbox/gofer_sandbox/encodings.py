@@ -25,7 +25,7 @@ _UNQUOTED = ("", "/", "!'()*", "!'()*;,/?:@&=+$#")
 _BASE64_LEADING = (0, 2, 3)
 _BASE32_LEADING = (0, 2, 4, 5, 7)
 # `xxd -p -c1`, `openssl`, `od -tx1`, JavaScript, C and Python write bytes with these in front or in between.
-_HEX_SEPARATORS = (":", " ", "-", ",", ", ", ", 0x", ",0x", " 0x", "\\x")
+_HEX_SEPARATORS = (":", " ", "-", ".", ",", ", ", ", 0x", ",0x", " 0x", "\\x")
 
 
 def encodings(secret: str) -> set[str]:
@@ -71,6 +71,8 @@ def _rare(text: str) -> Iterator[str]:
         pairs = [format(byte, each) for byte in data]
         yield from (separator.join(pairs) for separator in _HEX_SEPARATORS)
         yield "%" + "%".join(pairs)
+        yield " ".join("".join(pairs[at : at + 2]) for at in range(0, len(pairs), 2))
+    yield "".join(f"\\{byte:03o}" for byte in data)
     for form in (units, units.upper()):
         yield "".join(f"\\u{form[at : at + 4]}" for at in range(0, len(form), 4))
     for number in ("&#{};", "&#x{:x};", "&#x{:X};"):

@@ -10,6 +10,8 @@ from typing import Literal
 
 import pytest
 import structlog
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser
 
 from gofer.logs import goes_to_file, set_up_logs
 from gofer.settings import Settings
@@ -82,6 +84,14 @@ def test_a_line_gives_a_terminal_no_orders(form: str, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().err
     assert shown.count("owned") == 4
     assert not {"\x1b", "\x07"} & set(shown)
+
+
+@pytest.mark.usefixtures("_clean")
+def test_a_malformed_form_of_a_stranger_writes_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logs(Settings(log_format="json"), Redactor())
+    with pytest.raises(MultipartParseError):
+        MultipartParser(b"x").write(b"aXb")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("_clean")
