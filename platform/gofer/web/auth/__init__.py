@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gofer.web.auth.audit import audited, note, record_reading
+from gofer.web.auth.audit import audited, audited_as, note, record_reading
 from gofer.web.auth.guard import (
     CSRF_FIELD,
     CSRF_HEADER,
@@ -30,6 +30,7 @@ __all__ = [
     "Visitor",
     "actor",
     "audited",
+    "audited_as",
     "caller_of",
     "check_still",
     "csrf_of",

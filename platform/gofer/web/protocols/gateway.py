@@ -22,13 +22,13 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from gofer import __version__
 from gofer.app import Platform
 from gofer.errors import GoferError, TooBusy, TooOften
-from gofer.web.auth import NotSignedIn, Visitor, caller_of
+from gofer.web.auth import NotSignedIn, Visitor, audited_as, caller_of
 from gofer.web.auth.client_address import network_of
 from gofer.web.auth.guard import GATEWAY
 from gofer.web.auth.sessions import by_session, by_token
 from gofer.web.client_socket import Allowance, ClientSocket, ClientSockets, CloseCodes
 from gofer.web.problems import problem
-from gofer.web.protocols import gateway_chat, gateway_instance, gateway_sessions
+from gofer.web.protocols import gateway_chat, gateway_control, gateway_instance, gateway_sessions
 from gofer.web.protocols.device_proof import check_device
 from gofer.web.protocols.gateway_client import GatewayCall, GatewayClient, GatewayCredential, Method
 from gofer.web.protocols.gateway_follow import now_ms
@@ -80,6 +80,7 @@ METHODS: dict[str, Method] = {
     **gateway_chat.METHODS,
     **gateway_sessions.METHODS,
     **gateway_instance.METHODS,
+    **gateway_control.METHODS,
 }
 """Everything that a client may ask for; any other method is refused by name."""
 EVENTS = ("connect.challenge", "tick", "chat", "agent", "session.message", "session.tool", "sessions.changed")
@@ -322,7 +323,9 @@ class GatewayDoor:
         """Do what was asked and answer it."""
         try:
             params = read_params(method.params, call.method, call.params)
-            answer = response(call.id, await method.handler(replace(call, params=params)))
+            whole = replace(call, params=params)
+            done = await (recorded(whole, method) if method.audited else method.handler(whole))
+            answer = response(call.id, done)
         except NotSignedIn:
             raise
         except GoferError as error:
@@ -334,6 +337,21 @@ class GatewayDoor:
             failed = GatewayError("UNAVAILABLE", "It failed here. The server's log says why.")
             answer = refusal(call.id, failed)
         await call.client.socket.send_json(answer)
+
+
+async def recorded(call: GatewayCall, method: Method) -> Any:
+    """Do something that is put on record: before it is done, and how it ended."""
+    caller, visitor = caller_of(call.client.socket.websocket), call.client.visitor
+    named = (getattr(call.params, name, None) for name in ("id", "jobId", "key", "name"))
+    subject = next((each for each in named if each), "")
+    return await audited_as(
+        call.client.platform,
+        visitor,
+        lambda: method.handler(call),
+        action=f"gateway.{call.method}",
+        subject=str(subject),
+        address=caller.address,
+    )
 
 
 async def _tick(client: GatewayClient) -> None:

@@ -201,6 +201,8 @@ class Method:
     scope: str
     waits: bool = False
     """Whether it may last, so that what is asked meanwhile is answered."""
+    audited: bool = False
+    """Whether it is put on record who asked for it."""
 
 
 class NoParams(Params):

@@ -46,6 +46,8 @@ Model = TypeVar("Model", bound=BaseModel)
 class GatewayError(GoferError):
     """An error of the protocol, with its code."""
 
+    status = 400
+
     def __init__(
         self, code: str, message: str, *, detail: str = "", retry_after: float | None = None, **details: Any
     ) -> None:

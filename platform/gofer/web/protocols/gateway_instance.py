@@ -59,7 +59,7 @@ async def presence(call: GatewayCall) -> list[Frame]:
 
 async def agent_list(call: GatewayCall) -> Frame:
     """The agents that this client may talk to."""
-    found = await _agents(call.client)
+    found = await listed_agents(call.client)
     default = next((name for name in found), "")
     return {
         "defaultId": default or "none",
@@ -69,7 +69,8 @@ async def agent_list(call: GatewayCall) -> Frame:
     }
 
 
-async def _agents(client: GatewayClient) -> dict[str, Frame]:
+async def listed_agents(client: GatewayClient) -> dict[str, Frame]:
+    """The agents that a client may talk to, with what is known of them."""
     known = await list_agents(client.platform)
     return {name: known[name] for name in await client.agents() if name in known}
 
@@ -91,7 +92,9 @@ async def agent_identity(call: GatewayCall) -> Frame:
 
 async def model_list(call: GatewayCall) -> Frame:
     """The models that agents use."""
-    names = dict.fromkeys(str(each["model"] or "auto") for each in (await _agents(call.client)).values())
+    names = dict.fromkeys(
+        str(each["model"] or "auto") for each in (await listed_agents(call.client)).values()
+    )
     return {"models": [_model(name) for name in names]}
 
 

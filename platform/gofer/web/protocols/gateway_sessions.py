@@ -190,5 +190,5 @@ METHODS: dict[str, Method] = {
     "sessions.messages.unsubscribe": Method(messages_unsubscribe, KeyParams, READ),
     "sessions.patch": Method(session_patch, PatchParams, WRITE),
     "sessions.reset": Method(session_reset, KeyParams, WRITE),
-    "sessions.delete": Method(session_delete, KeyParams, ADMIN),
+    "sessions.delete": Method(session_delete, KeyParams, ADMIN, audited=True),
 }
