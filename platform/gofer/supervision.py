@@ -31,6 +31,7 @@ from gofer.store.database import Database
 from gofer.store.tables import SUPERVISED, audit_entries, events
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
+from gofer_supervisor.home import Home
 
 if TYPE_CHECKING:
     from gofer.app import Platform
@@ -44,6 +45,8 @@ MAX_EVENT = 64 * 1024
 SIGNS_PER_WATCHDOG = 3
 SAME_DEPLOYMENT = 20
 """Events of one kind among which one of the same deployment is looked for."""
+SAME_EVENT = 200
+"""Events of all machines among which one is looked for that was recorded, and whose file was not removed yet."""
 SAME_COMMAND = 20
 """Audit entries of one command among which the same one is looked for."""
 MAX_WORD = 200
@@ -113,11 +116,14 @@ async def keep_record(platform: Platform) -> None:
 
 async def record_spooled(database: Database, vault: Vault, redactor: Redactor, spool: Path) -> None:
     """Record every event that waits, the oldest first. A file goes when its event is in the log."""
+    from gofer.releases.lifecycle import home_id
+
     for number, place in await asyncio.to_thread(lambda: sorted(_waiting(spool))):
         event = await asyncio.to_thread(_read, place)
         if event is not None:
             masked = redactor.redact_value(event)  # last lines may hold anything
-            await database.write(partial(_record, vault=vault, number=number, event=masked))
+            home = await asyncio.to_thread(home_id, Home(str(spool.parent)))
+            await database.write(partial(_record, vault=vault, number=number, event=masked, home=home))
         await asyncio.to_thread(partial(place.unlink, missing_ok=True))
 
 
@@ -179,16 +185,16 @@ def _read(place: Path) -> dict[str, Any] | None:
     return {"kind": kind, "data": {**data, "happened_at": at}} if kind in SUPERVISED else None
 
 
-def _record(connection: Connection, vault: Vault, number: int, event: dict[str, Any]) -> None:
+def _record(connection: Connection, vault: Vault, number: int, event: dict[str, Any], home: str) -> None:
     from gofer.releases.approval import tell_owners
 
     lock_lane(connection, "supervisor.events")
-    last = connection.execute(_LAST).scalar()
-    if (last is None or number > int(last.get("number", 0))) and not _is_known(connection, event):
-        log_of_events.record(
-            connection, event["kind"], FIRST_WORKSPACE, data={**event["data"], "number": number}
-        )
-        tell_owners(connection, vault, number, event["kind"], event["data"])
+    lately = connection.execute(_LATELY).scalars()
+    again = any(one.get("number") == number and one.get("home", home) == home for one in lately)
+    if not again and not _is_known(connection, event):
+        data = {**event["data"], "home": home}
+        log_of_events.record(connection, event["kind"], FIRST_WORKSPACE, data={**data, "number": number})
+        tell_owners(connection, vault, number, event["kind"], data)
 
 
 def _is_known(connection: Connection, event: dict[str, Any]) -> bool:
@@ -200,7 +206,7 @@ def _is_known(connection: Connection, event: dict[str, Any]) -> bool:
 
 
 _OF_SUPERVISOR = events.c.kind.in_(SUPERVISED)
-_LAST = select(events.c.data).where(_OF_SUPERVISOR).order_by(events.c.id.desc()).limit(1)
+_LATELY = select(events.c.data).where(_OF_SUPERVISOR).order_by(events.c.id.desc()).limit(SAME_EVENT)
 
 
 def supervised_events(connection: Connection, *, limit: int) -> list[dict[str, Any]]:

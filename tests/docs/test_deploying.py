@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import socket
 import subprocess
 import time
@@ -67,6 +68,25 @@ def test_a_restart_by_systemd_spares_the_shells_and_a_container_says_it_does_not
     assert "\nKillMode=process\n" in UNIT
     assert "GOFER_KEEP_SHELLS=false" in DOCKERFILE
     assert "Shells do not survive the container." in PAGE
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    if (analyze := shutil.which("systemd-analyze")) is None:
+        pytest.skip("systemd-analyze is not installed")
+    (tmp_path / "gofer.service").write_text(UNIT.replace("/opt/gofer/bin/gofer up", "/bin/true up"))
+    told = subprocess.run(
+        [analyze, "verify", str(tmp_path / "gofer.service")], capture_output=True, text=True, timeout=60
+    )
+    # systemd before 254 does not know that line, as the unit says.
+    wrong = [line for line in told.stderr.splitlines() if "'DelegateSubgroup'" not in line]
+    assert [line for line in wrong if "gofer.service" in line] == []
+
+
+def test_systemd_is_told_by_the_supervisor_that_gofer_is_ready_and_lives() -> None:
+    assert "\nType=notify\n" in UNIT
+    assert "\nWatchdogSec=60\n" in UNIT
+    assert re.search(r"^ExecStart=\S+/gofer up$", UNIT, re.M)
+    assert re.search(r"^RestartPreventExitStatus=78$", UNIT, re.M)
 
 
 @pytest.mark.parametrize("moved", [True, False])

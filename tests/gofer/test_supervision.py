@@ -121,3 +121,15 @@ def test_every_event_is_said_in_words() -> None:
         said = say_event({"kind": kind, "name": "serve", "reason": "Why.", "by": "ada", "to": "one"})
         assert said
         assert "None" not in said
+
+
+async def test_events_of_two_machines_are_all_recorded_whichever_clock_is_ahead(
+    world: World, home: Home, tmp_path: Path
+) -> None:
+    other = Home(str(tmp_path / "other"))
+    other.prepare()
+    home.note("worker.spawned", name="here")
+    other.note("worker.spawned", name="there")
+    for one in (other, home):  # the second one's event has the smaller number
+        await record_spooled(world.database, world.vault, Redactor(), Path(one.path, "events"))
+    assert await kept(world) == ["worker.spawned here", "worker.spawned there"]

@@ -96,6 +96,8 @@ async def _migrate_copy(place: Path) -> str:
         raise SelfCheckFailed(f"The store cannot be migrated: {error}") from error
     finally:
         await database.close()
+    if before == after:
+        return f"a copy of the store can be used as it is ({after})"
     return f"a copy of the store was migrated from {before} to {after}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -215,6 +216,7 @@ def stage(
     from gofer.releases.trial import try_release
 
     home, settings = _home()
+    print("The release is checked in a sandbox. That can take a minute.", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="gofer-release-") as folder:
         place = download(wheel, Path(folder)) if is_address(wheel) else Path(wheel)
         staged = stage_release(

@@ -24,6 +24,7 @@ from gofer.releases.lifecycle import (
     approve,
     decline,
     deploy,
+    home_id,
     manifest_in,
     roll_back,
     untrusted,
@@ -67,6 +68,8 @@ TOLD = ("build", "to", "reason", "previous")
 CAN_GO_BACK = " The release before was `{previous}`; you can have it back."
 BUSY = 15.0
 """Seconds until a release is tried again whose turn has not come."""
+ELSEWHERE = 2.0
+"""Seconds until a worker of the machine that has the release may take the job."""
 
 
 def ask_about_waiting(connection: Connection, vault: Vault, home: Home) -> int:
@@ -78,7 +81,7 @@ def ask_about_waiting(connection: Connection, vault: Vault, home: Home) -> int:
             kind=RELEASE_QUESTION,
             lane=f"release:{build}",
             pool=SERVICE,
-            payload={"build": build, "staged_at": manifest.get("staged_at")},
+            payload={"build": build, "staged_at": manifest.get("staged_at"), "home": home_id(home)},
             unique_key=":".join(["release.question", build, *_staging(manifest)]),
             conversation_id=updates_conversation(connection, vault),
         )
@@ -101,8 +104,14 @@ def decided_questions(connection: Connection, home: Home) -> list[tuple[str, str
         .join(jobs, jobs.c.id == questions.c.job_id)
         .where(questions.c.answered_at.is_(None), jobs.c.kind.in_((RELEASE_QUESTION, RELEASE_NOTICE)))
     )
-    asked = [(row.id, _decided(home, row.kind, row.payload)) for row in connection.execute(query)]
+    ours = [row for row in connection.execute(query) if _is_of(home, row.payload)]
+    asked = [(row.id, _decided(home, row.kind, row.payload)) for row in ours]
     return [(question_id, why) for question_id, why in asked if why]
+
+
+def _is_of(home: Home, payload: Mapping[str, Any]) -> bool:
+    """Whether a job is about a release of this machine: each has a home of its own."""
+    return payload.get("home") in (None, home_id(home))
 
 
 def _decided(home: Home, kind: str, payload: Mapping[str, Any]) -> str:
@@ -132,7 +141,8 @@ def tell_owners(connection: Connection, vault: Vault, number: int, kind: str, da
             kind=RELEASE_NOTICE,
             lane=f"release.notice:{number}",
             pool=SERVICE,
-            payload={"kind": kind, **{name: str(data.get(name, "")) for name in TOLD}},
+            payload={"kind": kind, "home": data.get("home")}
+            | {name: str(data.get(name, "")) for name in TOLD},
             unique_key=f"release.notice:{number}",
             conversation_id=updates_conversation(connection, vault),
         )
@@ -177,6 +187,8 @@ class ReleaseJobs:
     async def ask(self, run: Run) -> Outcome:
         """Ask every owner where they are; with a yes, hand the release to the supervisor."""
         build = str(run.claim.payload["build"])
+        if not _is_of(self.home, run.claim.payload):
+            return Snooze(ELSEWHERE, "release.elsewhere")
         given = await self._answer(run, f"release {build}")
         try:
             if not given.text and _decided(self.home, RELEASE_QUESTION, run.claim.payload):
@@ -263,6 +275,8 @@ class ReleaseJobs:
         payload = run.claim.payload
         facts = {name: str(payload.get(name, "")) for name in TOLD}
         text = NOTICES[str(payload["kind"])].format(**facts)
+        if not _is_of(self.home, payload):
+            return Snooze(ELSEWHERE, "release.elsewhere")
         given = await self._answer(run, f"running {facts['build']}")
         over = _decided(self.home, RELEASE_NOTICE, payload)
         if over and given.asked and not given.text:

@@ -5,6 +5,7 @@ Everything is in the home, so that it can be done and seen while no release runs
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -28,6 +29,19 @@ BUSY = "Another deployment is under way: gofer update list"
 def open_home(settings: Settings) -> Home:
     """The home of the supervisor; there may be none yet."""
     return Home(str(settings.home_path.absolute()))
+
+
+def home_id(home: Home) -> str:
+    """What a home is known by among those of other machines with the same store."""
+    place = Path(home.path, "id")
+    with contextlib.suppress(FileNotFoundError):
+        return place.read_text()
+    beside = Path(home.path, f".id-{os.getpid()}.new")
+    beside.write_text(os.urandom(8).hex())
+    with contextlib.suppress(FileExistsError):
+        os.link(beside, place)  # of two that make it at once, one does
+    beside.unlink()
+    return place.read_text()
 
 
 def manifest_in(home: Home, build: str) -> dict[str, Any]:

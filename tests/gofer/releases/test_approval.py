@@ -308,3 +308,16 @@ async def test_a_release_that_does_not_say_its_store_is_asked_about_in_plain_wor
     assert isinstance(outcome, Wait)
     assert "unknown" not in outcome.question
     assert "does not say which version of the store" in outcome.question
+
+
+async def test_only_the_machine_that_has_a_release_asks_about_it(
+    world: World, home: Home, tmp_path: Path
+) -> None:
+    other = Home(str(tmp_path / "other"))
+    other.prepare()
+    assert await world.run(ask_about_waiting, vault=world.vault, home=home) == 1
+    claim = await world.claim_one(pool=SERVICE)
+    assert isinstance(await handlers(world, other).ask(Run(claim)), Snooze)
+    await world.end(claim, await handlers(world, home).ask(Run(claim)))
+    assert await close_decided(world, other) == []
+    assert len(await world.rows(select(questions.c.id).where(questions.c.answered_at.is_(None)))) == 1
