@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gofer.cli.exit_codes import TRY_LATER, USAGE, CommandFailed
@@ -114,6 +114,33 @@ async def open_api(settings: Settings) -> AsyncIterator[Api]:
             transport=transport, base_url=BASE, timeout=httpx2.Timeout(USUAL_ANSWER, connect=5)
         )
         yield Api(await stack.enter_async_context(client))
+
+
+@contextlib.asynccontextmanager
+async def server_client(
+    settings: Settings, url: str, token: str, here: Mapping[str, str]
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """The API of a server that runs: of one elsewhere with a token, or of the one on this machine with the headers that
+    narrow what a caller may do. Without a server nothing would do the work that is asked for."""
+    import httpx2
+
+    from gofer.web.unix_socket import reachable, somebody_listens
+
+    timeout = httpx2.Timeout(USUAL_ANSWER, connect=5)
+    if url:
+        headers = {"authorization": f"Bearer {token}"}
+        base = f"{url.rstrip('/')}/api/v1"
+        async with httpx2.AsyncClient(base_url=base, headers=headers, timeout=timeout) as client:
+            yield client
+        return
+    if not somebody_listens(settings.socket_path):
+        raise CommandFailed("No server runs here. Start one first: gofer serve", TRY_LATER)
+    with reachable(settings.socket_path) as name:
+        transport = httpx2.AsyncHTTPTransport(uds=name, verify=False)
+        async with httpx2.AsyncClient(
+            transport=transport, base_url=BASE, headers=here, timeout=timeout
+        ) as client:
+            yield client
 
 
 async def _transport(settings: Settings, stack: contextlib.AsyncExitStack) -> httpx2.AsyncBaseTransport:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from gofer.cli.client import LONGEST_ANSWER, call
-from gofer.cli.exit_codes import FAILED, TRY_LATER, USAGE, CommandFailed
+from gofer.cli.client import LONGEST_ANSWER, call, server_client
+from gofer.cli.exit_codes import FAILED, USAGE, CommandFailed
 from gofer.cli.output import AsJson, plain, show, table
 
 if TYPE_CHECKING:
-    import httpx2
-
     from gofer.settings import Settings
 
 app = typer.Typer(
@@ -181,39 +178,12 @@ async def _serve(settings: Settings, *, agent: str, role: str, url: str, token: 
     from gofer.client.mcp_api import RemoteApi
     from gofer.client.mcp_server import build_server
     from gofer.client.mcp_stdio import StdioTransport
+    from gofer.web.unix_socket import AS_AGENT, AS_ROLE
 
-    elsewhere = _elsewhere(url, token) if url else _here(settings, agent, role)
-    async with elsewhere as client:
+    headers = {AS_ROLE: role, **({AS_AGENT: agent} if agent else {})}
+    async with server_client(settings, url, token, headers) as client:
         api = RemoteApi(client)
         server = build_server(lambda context: api)
         # What anything else prints is no message.
         with contextlib.redirect_stdout(sys.stderr):
             await StdioTransport(0, 1).serve(server)
-
-
-@contextlib.asynccontextmanager
-async def _here(settings: Settings, agent: str, role: str) -> AsyncIterator[httpx2.AsyncClient]:
-    """The API of the server that runs here. Without one nothing would do the work that is asked for."""
-    import httpx2
-
-    from gofer.web.unix_socket import AS_AGENT, AS_ROLE, reachable, somebody_listens
-
-    if not somebody_listens(settings.socket_path):
-        raise CommandFailed("No server runs here. Start one first: gofer serve", TRY_LATER)
-    headers = {AS_ROLE: role, **({AS_AGENT: agent} if agent else {})}
-    with reachable(settings.socket_path) as name:
-        transport = httpx2.AsyncHTTPTransport(uds=name, verify=False)
-        async with httpx2.AsyncClient(
-            transport=transport, base_url="http://gofer/api/v1", headers=headers, timeout=60
-        ) as client:
-            yield client
-
-
-@contextlib.asynccontextmanager
-async def _elsewhere(url: str, token: str) -> AsyncIterator[httpx2.AsyncClient]:
-    import httpx2
-
-    headers = {"authorization": f"Bearer {token}"}
-    base = f"{url.rstrip('/')}/api/v1"
-    async with httpx2.AsyncClient(base_url=base, headers=headers, timeout=60) as client:
-        yield client

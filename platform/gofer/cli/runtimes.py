@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gofer.cli.client import call
+from gofer.cli.client import call, server_client
+from gofer.cli.exit_codes import USAGE, CommandFailed
 from gofer.cli.output import AsJson, ago, facts, plain, show, table
+
+if TYPE_CHECKING:
+    from gofer.runtime_host.configuration import HostSettings
 
 app = typer.Typer(
     help="Runtimes: external agents, and waking them.", no_args_is_help=True, rich_markup_mode=None
@@ -170,3 +180,53 @@ def unblock(conversation: Conversation, agent: Agent, as_json: AsJson = False) -
     """
     done = call("POST", f"/conversations/{conversation}/unblock", json={"agent": agent})
     show(done, as_json, lambda: print(f"{agent} may be woken again in {conversation}."))
+
+
+@app.command()
+def host(
+    file: Annotated[
+        Path | None, typer.Option(help="The host's file. By default ~/.config/gofer/runtimes.toml.")
+    ] = None,
+    url: Annotated[str, typer.Option(help="A Gofer elsewhere; its token is in GOFER_TOKEN.")] = "",
+    token: Annotated[str, typer.Option(envvar="GOFER_TOKEN", hidden=True)] = "",
+) -> None:
+    """Reach the agents that run here: announce them, take orders, type into terminals. Run it as their own user.
+
+    \b
+    gofer runtimes host
+    GOFER_TOKEN=gofer_… gofer runtimes host --url https://gofer.example.org --file ~/runtimes.toml
+    """
+    from gofer.runtime_host.configuration import read_file
+
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    settings = read_file(file or folder / "gofer" / "runtimes.toml")
+    where = url or settings.url
+    if where and not token:
+        raise CommandFailed(
+            "Set GOFER_TOKEN to a token of that server: gofer tokens add host --scope runtimes:write", USAGE
+        )
+    # Neither an agent nor a tmux server that is started from here may find it in its environment.
+    os.environ.pop("GOFER_TOKEN", None)
+    # Agents' nonsense would make the protocol's library print tracebacks.
+    logging.getLogger().addHandler(logging.NullHandler())
+    asyncio.run(_host(settings, where, token))
+
+
+async def _host(settings: HostSettings, url: str, token: str) -> None:
+    from gofer.client.mcp_api import RemoteApi
+    from gofer.runtime_host.host import RuntimeHost
+    from gofer.runtime_host.state import StateFolder
+    from gofer.settings import load_settings
+
+    def tell(words: str) -> None:
+        print(plain(words), file=sys.stderr, flush=True)
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    folder = StateFolder(settings.state_folder)
+    with folder.held():
+        async with server_client(load_settings(), url, token, {}) as client:
+            made = RuntimeHost(settings, RemoteApi(client), folder, tell)
+            tell(f"This is {made.name} with {', '.join(settings.runtimes)}. End it with Ctrl-C.")
+            await made.run(stop)
