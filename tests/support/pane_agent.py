@@ -1,7 +1,8 @@
-"""Plays a coding agent in a terminal: `python pane_agent.py LOG [--answer COMMAND…]`.
+"""Plays a coding agent in a terminal: `python pane_agent.py LOG [--answer COMMAND… | --post URL TOKEN]`.
 
 It asks for bracketed paste, shows what is pasted behind its prompt, takes it with Enter, and writes every message as
-a line of JSON to LOG. Keys that come outside a paste are kept apart, so that a test sees what would have been an order.
+a line of JSON to LOG. With `--post` it answers over Gofer's API, as the text says how. Keys that come outside a paste
+are kept apart, so that a test sees what would have been an order.
 Nothing of Gofer is imported: it starts in a tenth of a second.
 """
 
@@ -13,12 +14,13 @@ import re
 import subprocess
 import sys
 import tty
+import urllib.request
 
 BEGIN, END = b"\x1b[200~", b"\x1b[201~"
 
 
 def main() -> None:
-    log, answer = sys.argv[1], sys.argv[3:]
+    log, answer = sys.argv[1], sys.argv[2:]
     tty.setcbreak(0)
     show("\x1b[?2004h> ")
     waiting, pasted, keys = b"", [], b""
@@ -45,9 +47,30 @@ def take(log: str, answer: list[str], pasted: list[str], keys: str) -> None:
     show("\n(working)\n")
     with open(log, "a") as file:
         file.write(json.dumps({"pasted": pasted, "keys": keys, "environment": sorted(os.environ)}) + "\n")
-    if answer:
-        subprocess.run(answer, input="\n".join(pasted), text=True, check=False)
+    if answer[:1] == ["--answer"]:
+        subprocess.run(answer[1:], input="\n".join(pasted), text=True, check=False)
+    elif answer[:1] == ["--post"]:
+        post("\n".join(pasted), *answer[1:])
     show("> ")
+
+
+def post(text: str, url: str, token: str) -> None:
+    """Acknowledge, and answer with what was asked, in capitals."""
+    found = re.search(r'conversation_id "(\S+)", trigger (\d+) and hop (\d+)', text)
+    assert found, text
+    numbers = {"trigger": int(found[2]), "hop": int(found[3])}
+    said = text.partition("commands to Gofer:\n")[2].partition("\n[Gofer] End")[0]
+    for what, body in (
+        ("acknowledge", numbers),
+        ("messages", {**numbers, "text": f"PANE HEARD: {said.upper()}"}),
+    ):
+        request = urllib.request.Request(
+            f"{url}/api/v1/conversations/{found[1]}/{what}",
+            json.dumps(body).encode(),
+            {"authorization": f"Bearer {token}", "content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            response.read()
 
 
 def show(text: str) -> None:

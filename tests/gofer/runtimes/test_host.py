@@ -1,0 +1,210 @@
+"""`gofer runtimes host` as a real process, between a real server and a real tmux."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gofer.crash import EXIT_CODE
+from support.patience import patience, until
+from support.terminals import AGENT, Terminals, needs_tmux, terminals
+from support.web_server import House
+
+from .conftest import Scene, furnish
+
+pytestmark = needs_tmux
+
+FILE = """
+host = "laptop"
+url = "{url}"
+state = "{state}"
+
+[runtimes.{runtime}]
+agent = "{agent}"
+kind = "tmux"
+pane = "{pane}"
+program = "{program}"
+prompt = "^>$"
+socket = "{socket}"
+{more}
+"""
+
+
+@pytest.fixture(scope="module")
+def desk() -> Iterator[Terminals]:
+    with terminals() as made:
+        yield made
+
+
+class Station:
+    """A host's file and the processes that a test starts with it."""
+
+    def __init__(self, scene: Scene, desk: Terminals, folder: Path) -> None:
+        self.scene, self.desk, self.folder = scene, desk, folder
+        self.pane = ""
+        self.processes: list[subprocess.Popen[str]] = []
+        self.token = scene.host.headers["authorization"].removeprefix("Bearer ")
+        scene.age(1000)  # the host that the scene plays has gone
+
+    @property
+    def name(self) -> str:
+        return self.scene.runtime
+
+    def agent(self) -> None:
+        """Start the agent in a window of its own; it answers with its own token."""
+        self.pane = self.desk.agent(self.name, *self.command[2:])
+
+    @property
+    def command(self) -> list[str]:
+        token = self.scene.program.headers["authorization"].removeprefix("Bearer ")
+        return [str(AGENT), str(self.desk.log(self.name)), "--post", self.scene.house.url, token]
+
+    def write(self, **more: Any) -> Path:
+        path = self.folder / "runtimes.toml"
+        path.write_text(
+            FILE.format(
+                url=self.scene.house.url, state=self.folder / "state", runtime=self.name, agent=self.scene.agent,
+                pane=f"desk:{self.name}", program=AGENT.name, socket=self.desk.socket,
+                more="\n".join(f"{name} = {value!r}" for name, value in more.items()),
+            )
+        )  # fmt: skip
+        path.chmod(0o600)
+        return path
+
+    def start(self, **environment: str) -> subprocess.Popen[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("GOFER_")}
+        command = ["runtimes", "host", "--file", str(self.folder / "runtimes.toml")]
+        given = {"GOFER_DATA_DIR": str(self.folder / "data"), "GOFER_TOKEN": self.token, **environment}
+        with self.errors(len(self.processes)).open("w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gofer", *command], env={**kept, **given}, stderr=errors, text=True
+            )
+        self.processes.append(process)
+        return process
+
+    def errors(self, number: int = -1) -> Path:
+        """What a process said; the last one's by default."""
+        return self.folder / f"host-{number if number >= 0 else len(self.processes) - 1}.err"
+
+    def says(self, words: str) -> None:
+        """Wait until the last process says something."""
+        until(lambda: words in self.errors().read_text(), within=20)
+
+    def wait_for(self, state: str) -> None:
+        until(lambda: self.scene.owner.get(f"/runtimes/{self.name}").json()["state"] == state, within=20)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def station(scene: Scene, desk: Terminals, tmp_path: Path) -> Iterator[Station]:
+    made = Station(scene, desk, tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_pane_is_told_answers_once_is_killed_and_started_again(station: Station) -> None:
+    scene = station.scene
+    station.agent()
+    station.write(spawn=[sys.executable, "-I", *station.command])
+    station.start()
+    station.wait_for("idle")
+    conversation, trigger = scene.say("please review the change")
+    scene.ended(trigger)
+    scene.until(lambda: scene.replies(conversation))
+    assert [text.count("PLEASE REVIEW THE CHANGE") for text in scene.replies(conversation)] == [1]
+    assert scene.hops(trigger) == [("live", "answered", "")]
+    assert len(station.desk.told(station.name)) == 1
+
+    station.desk.run("kill-pane", "-t", station.pane)
+    said = scene.owner.post(f"/conversations/{conversation}/messages", json={"text": "and once more?"}).json()
+    scene.ended(said["job_id"])
+    scene.until(lambda: len(scene.replies(conversation)) == 2)
+    assert "AND ONCE MORE?" in scene.replies(conversation)[-1]
+    actions = [(action, state) for action, state, _ in scene.hops(said["job_id"])]
+    assert actions[-1] == ("spawn", "answered")
+    assert "please review the change" in station.desk.told(station.name)[-1]["pasted"][0], (
+        "with what was said before"
+    )
+
+    process = station.processes[0]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(patience(20)) == 0
+    told = station.errors().read_text()
+    assert "This is laptop." in told
+    assert station.token not in told
+    assert scene.owner.get(f"/runtimes/{station.name}").json()["state"] == "offline", "said when it left"
+
+
+@pytest.mark.parametrize(("point", "pastes"), [("host.begun", 0), ("host.done", 1)])
+def test_a_host_that_dies_never_pastes_twice_and_says_that_it_does_not_know(
+    station: Station, point: str, pastes: int
+) -> None:
+    scene = station.scene
+    station.pane = station.desk.agent(station.name)  # it reads, and does not answer
+    station.write()
+    dying = station.start(GOFER_CRASH_AT=point)
+    station.wait_for("idle")
+    _, trigger = scene.say("hello")
+    assert dying.wait(patience(20)) == EXIT_CODE
+    station.start()
+    scene.until(lambda: scene.hops(trigger) == [("live", "delivered", "host.restarted")], 20)
+    assert len(station.desk.told(station.name)) == pastes
+    order = {"trigger": trigger, "hop": 1, "conversation": scene.job(trigger)["job"]["conversation_id"]}
+    scene.post(order, "Here it is.")
+    scene.ended(trigger)
+    assert len(station.desk.told(station.name)) == pastes
+
+
+def test_a_second_host_a_strangers_token_and_an_open_file_are_refused(station: Station, house: House) -> None:
+    station.agent()
+    path = station.write()
+    station.start()
+    station.wait_for("idle")
+    assert "runs already" in _refused(station, 78)
+    path.chmod(0o666)
+    assert "chmod go-w" in _refused(station, 78)
+    path.write_text(path.read_text().replace(str(station.folder / "state"), str(station.folder / "other")))
+    path.chmod(0o600)
+    other = station.start()
+    station.says("is announced")
+    other.kill()
+    station.token = house.token(house.member("stranger", "operator"), "write", scopes={"runtimes": "write"})
+    stranger = station.start()
+    station.says("no such runtime of yours")
+    stranger.kill()
+    station.token = "gofer_nothing"
+    assert "refuses the token" in _refused(station, 78)
+
+
+def _refused(station: Station, code: int) -> str:
+    process = station.start()
+    ended, told = process.wait(patience(20)), station.errors().read_text()
+    assert ended == code, told
+    return told
+
+
+def test_two_members_have_a_runtime_each(house: House, desk: Terminals) -> None:
+    """A host takes the orders of its own member alone, whatever host it claims to be."""
+    scene = furnish(house)
+    stranger = house.api(
+        house.token(house.member("mallory", "operator"), "write", scopes={"runtimes": "write"})
+    )
+    _, trigger = scene.say("for one host only")
+    taken = stranger.get("/runtimes/orders", params={"host": scene.heartbeat["host"], "wait": 0}).json()
+    assert taken == {"orders": []}
+    order = scene.order()
+    assert stranger.post(f"/runtimes/orders/{order['id']}", json={"status": "failed"}).status_code == 404
+    scene.post(order, "Mine.")
+    scene.ended(trigger)
+    scene.owner.delete(f"/runtimes/{scene.runtime}")
