@@ -65,6 +65,8 @@ class RuntimeHost:
         self._locks = {name: asyncio.Lock() for name in self._adapters}
         self._alive: dict[str, bool] = {}
         self._told: dict[str, str] = {}
+        self._known = False
+        """Gofer has taken the token once."""
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._begun: set[str] = set()
         self._every = HEARTBEAT
@@ -126,16 +128,14 @@ class RuntimeHost:
             told = await self._api("PUT", f"/runtimes/{name}", body=said)
         except Problem as problem:
             return self._note_problem(name, problem)
+        self._known = True
         self._alive[name] = seen.alive
         self._every = min(max(float(told.get("heartbeat_every", HEARTBEAT)), 0.1), 300.0)
         self._say(name, _described(name, seen))
         return True
 
     def _note_problem(self, name: str, problem: Problem) -> bool:
-        if problem.status in REFUSED and not self._told:
-            raise ConfigError(
-                f"Gofer refuses the token: {problem} Make one: gofer tokens add host --scope runtimes:write"
-            )
+        self._check_token(problem)
         if problem.status == 404:
             runtime = self._settings.runtimes[name]
             how = f"gofer runtimes add {name} --agent {runtime.agent} --kind {runtime.kind}"
@@ -143,8 +143,14 @@ class RuntimeHost:
                 name, f"{name}: Gofer knows no such runtime of yours. Ask an owner for: {how} --member YOU"
             )
         else:
-            self._say(name, f"{name}: {problem}")
+            self._say(name, f"{name}: {_in_words(problem)}")
         return problem.status < 500
+
+    def _check_token(self, problem: Problem) -> None:
+        if problem.status in REFUSED and not self._known:
+            raise ConfigError(
+                f"Gofer refuses the token: {problem} Make one: gofer tokens add host --scope runtimes:write"
+            )
 
     def _say(self, about: str, words: str) -> None:
         """Tell the user something, once until it changes."""
@@ -163,7 +169,8 @@ class RuntimeHost:
                     "GET", "/runtimes/orders", query={"host": self.name, "wait": POLL_WAIT}
                 )
             except Problem as problem:
-                self._say("orders", f"No orders: {problem}")
+                self._check_token(problem)
+                self._say("orders", f"No orders: {_in_words(problem)}")
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, LONGEST_DELAY)
                 continue
@@ -328,6 +335,10 @@ def _adapter(name: str, settings: RuntimeSettings, folder: StateFolder, clock: C
     if isinstance(settings, TmuxSettings):
         return TmuxAdapter(name, settings, clock)
     return AcpAdapter(name, settings, RuntimeState(folder, name))
+
+
+def _in_words(problem: Problem) -> str:
+    return "Gofer cannot be reached; trying again." if problem.code == "unreachable" else str(problem)
 
 
 def _described(name: str, seen: RuntimeLook) -> str:
