@@ -67,7 +67,9 @@ def parse(request: Request, account: ConnectionContext) -> Parsed:
     else:
         message = _message(kind, action, payload, account, delivery)
     if isinstance(message, str):
-        return Parsed(delivery, event[:200], note=message)
+        closed = _closed(kind, action, payload)
+        told = f"body {hashlib.sha256(request.body).hexdigest()}" if closed is not None else ""
+        return Parsed(delivery, event[:200], note=message, message_id=told, closed=closed)
     id_ = f"errand {wish.id}" if wish is not None else _message_id(message, request.body)
     return Parsed(delivery, event[:200], message, message_id=id_)
 
@@ -77,6 +79,16 @@ def _message_id(message: Incoming, body: bytes) -> str:
     if _SAID_ONCE.fullmatch(message.external_id):
         return f"{message.stable_id} {message.external_id}"
     return f"body {hashlib.sha256(body).hexdigest()}"
+
+
+def _closed(kind: str, action: str, payload: Payload) -> tuple[str, bool] | None:
+    """The issue or pull request that was closed or opened again, and which."""
+    if kind not in ("issues", "pull_request") or action not in ("closed", "reopened"):
+        return None
+    repository, number = payload.child("repository").text("full_name"), _subject(payload).number("number")
+    if not is_repository(repository) or number is None:
+        return None
+    return f"{repository}#{number}", action == "closed"
 
 
 def _renamed(event: str, payload: Payload) -> tuple[str, str] | None:

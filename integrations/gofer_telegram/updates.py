@@ -46,7 +46,16 @@ def read_update(update: Any, bot: Bot) -> Parsed:
         return Parsed(str(number), kind, message=read)
     if isinstance(read, tuple):
         return Parsed(str(number), kind, note="the group has a new id", moved=read)
-    return Parsed(str(number), kind, note=read)
+    return Parsed(str(number), kind, note=read, closed=_left(payload.child("my_chat_member")))
+
+
+def _left(change: Payload) -> tuple[str, bool] | None:
+    """A group that the bot has left, or is in again."""
+    place = where(change)
+    status = change.child("new_chat_member").text("status")
+    if place is None or not place.is_group or not status:
+        return None
+    return place.ref, status in ("left", "kicked")
 
 
 def _message(message: Payload, bot: Bot) -> Incoming | tuple[str, str] | str:

@@ -449,3 +449,15 @@ def test_with_a_plain_token_a_persons_pull_request_is_not_ours() -> None:
     assert not message(parse("pull_request_review", value, to)).addressed
     value["pull_request"]["head"]["ref"] = "gofer/7"
     assert message(parse("pull_request_review", value, to)).trigger == "changes_requested"
+
+
+@pytest.mark.parametrize(("action", "closed"), [("closed", True), ("reopened", False)])
+def test_an_issue_that_is_closed_or_opened_again_says_so(action: str, closed: bool) -> None:
+    value = {**payload("issue_comment__created"), "action": action}
+    number = value["issue"]["number"]
+    value.pop("comment")
+    found = parse("issues", value)
+    assert found.closed == (f"{value['repository']['full_name']}#{number}", closed)
+    assert found.message is None
+    assert found.message_id, "a replay with another id changes nothing"
+    assert parse("issues", {**value, "action": "pinned"}).closed is None

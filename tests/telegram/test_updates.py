@@ -15,7 +15,7 @@ from gofer.vault.secret import Secret
 from gofer_telegram import integration
 from gofer_telegram.files import clean_name
 from gofer_telegram.settings import Settings
-from telegram.captured import FORUM, GROUP, NAME, UPDATES, update
+from telegram.captured import ANN, FORUM, GROUP, NAME, UPDATES, update
 
 SECRETS = {"token": Secret("7000000001:AAH"), "webhook_secret": Secret("s3cret")}
 SETTINGS = Settings(
@@ -289,3 +289,10 @@ def test_without_a_secret_the_door_is_closed() -> None:
 def test_groups_are_named_by_number(groups: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="group"):
         Settings.model_validate({"groups": groups})
+
+
+@pytest.mark.parametrize(("status", "closed"), [("left", True), ("kicked", True), ("member", False)])
+def test_a_group_that_the_bot_leaves_is_closed_until_it_is_back(status: str, closed: bool) -> None:
+    known = {"id": GROUP, "type": "supergroup", "title": "Team"}
+    change = {"chat": known, "from": ANN, "date": 1, "new_chat_member": {"status": status, "user": {}}}
+    assert parse({"update_id": 1, "my_chat_member": change}).closed == (str(GROUP), closed)

@@ -256,6 +256,8 @@ class Conversation(Shape):
     """Whether nobody but one person and Gofer reads it; null, when that is not known, counts as no."""
     created_at: float
     purged_at: float | None
+    closed_at: float | None
+    """When its place was closed; null while it is open."""
     connection_id: str | None
     ref: str | None
 

@@ -301,7 +301,13 @@ def _usable(id_: str) -> bool:
 
 def _check_texts(parsed: Parsed) -> None:
     """Raise unless every text of a parsed request is a string that can be stored."""
-    texts = [parsed.delivery_id, parsed.event, parsed.note, *(parsed.moved or ())]
+    texts = [
+        parsed.delivery_id,
+        parsed.event,
+        parsed.note,
+        *(parsed.moved or ()),
+        *((parsed.closed or ())[:1]),
+    ]
     if (said := parsed.message) is not None:
         texts += [said.conversation, said.author.id, said.author.name, said.text, said.title, said.quoted]
         texts += [said.kind, said.event, said.trigger, said.agent, said.command, said.arguments]

@@ -85,6 +85,8 @@ def _keep_notice(connection: Connection, vault: Vault, arrival: Arrival) -> Take
     delivery_id = _keep(connection, arrival, key, None, None)
     if delivery_id is not None and arrival.parsed.moved is not None:
         _rename(connection, arrival, *arrival.parsed.moved)
+    if delivery_id is not None and arrival.parsed.closed is not None:
+        _close(connection, arrival, *arrival.parsed.closed)
     return arrival.taken("noted" if delivery_id is not None else "repeat", delivery_id)
 
 
@@ -277,6 +279,20 @@ def _rename(connection: Connection, arrival: Arrival, old: str, new: str) -> Non
     log.record(
         connection, "conversation.moved", arrival.workspace_id, conversation_id=conversation_id,
         data={"connection": arrival.connection_id, "from": old, "to": new},
+    )  # fmt: skip
+
+
+def _close(connection: Connection, arrival: Arrival, ref: str, closed: bool) -> None:
+    """Keep that a place was closed at its service, or opened again."""
+    binding = binding_at(connection, arrival.connection_id, ref)
+    if binding is None:
+        return
+    lock_conversation(connection, binding.conversation_id)
+    of_place = conversations.c.id == binding.conversation_id
+    connection.execute(update(conversations).where(of_place).values(closed_at=now() if closed else None))
+    log.record(
+        connection, "conversation.changed", arrival.workspace_id, conversation_id=binding.conversation_id,
+        data={"closed": closed, "by": arrival.connection_id},
     )  # fmt: skip
 
 

@@ -166,6 +166,9 @@ class Parsed:
     moved: tuple[str, str] | None = None
     """The old and the new reference of a renamed conversation. References that continue the old one with `#` are
     renamed as well."""
+    closed: tuple[str, bool] | None = None
+    """The reference of a place without a message in this request, and whether it is closed now: an issue that was
+    closed, a group that the bot left. In a closed place no external agent is woken."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,16 +134,27 @@ class Scene:
         return len(self.house.read(lambda c: c.execute(select(table).where(*conditions)).all()))
 
 
-def furnish(house: House, agent: str = "pane", *, kind: str = "tmux", **heartbeat: Any) -> Scene:
+def furnish(
+    house: House,
+    agent: str = "pane",
+    *,
+    kind: str = "tmux",
+    url: str = "",
+    secret: str = "",
+    **heartbeat: Any,
+) -> Scene:
     """Register a runtime, announce it, and give its agent a token."""
     owner_id = house.owner()
     owner = house.api(house.token(owner_id))
     runtime = f"rt-{next(NAMES)}"
-    made = owner.post("/runtimes", json={"name": runtime, "agent": agent, "kind": kind})
+    callback = {"callback_url": url, "callback_secret": secret} if url else {}
+    made = owner.post("/runtimes", json={"name": runtime, "agent": agent, "kind": kind, **callback})
     assert made.status_code == 201, made.text
     host = house.api(house.token(owner_id, "write", scopes={"runtimes": "write"}))
     token = owner.post("/tokens", json={"name": "pane", "scope": "write", "agent": agent}).json()["token"]
     scene = Scene(house, agent, runtime, owner, host, house.api(token))
+    if url:
+        return scene
     scene.announce(agent=agent, kind=kind, host=f"laptop-{runtime}", state="live", session="s1", **heartbeat)
     return scene
 

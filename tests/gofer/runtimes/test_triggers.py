@@ -15,6 +15,7 @@ from sqlalchemy import func, select
 
 from gofer.errors import Conflict, Fenced, Malformed, NotFound
 from gofer.intake.admit import unread
+from gofer.integration import Parsed
 from gofer.jobs.notifications import LocalSignals
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Snooze
 from gofer.jobs.queue import Claim
@@ -439,6 +440,17 @@ async def test_a_closed_conversation_wakes_nobody(pane: Pane) -> None:
         requests.set_closed, conversation_id=await pane.conversation(), closed=False, by="ann"
     )
     assert (await pane.trigger())["action"] == "enqueued"
+
+
+async def test_a_place_that_its_service_closes_is_closed_here(pane: Pane) -> None:
+    await pane.say()
+    arrival = pane.world.arrival()
+    for number, (closed, action) in enumerate([(True, "refused"), (False, "enqueued")]):
+        parsed = Parsed(f"closing-{number}", "issues.closed", note="closed", closed=("kitchen", closed))
+        await pane.world.deliver(replace(arrival, parsed=parsed, body_hash=f"{number}"))
+        if closed:
+            assert isinstance(await pane.step(), Done)
+        assert (await pane.trigger())["action"] == action
 
 
 async def test_the_same_state_gives_the_same_triggers_and_a_second_tick_none(pane: Pane) -> None:
