@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from gofer.agent.conversation import ConversationMessage, Trust, rank
@@ -130,9 +131,12 @@ def plain(text: str) -> str:
 
 
 def _unmarked(text: str) -> str:
+    if "<" not in text and "[" not in text:
+        return text
     return _TAG.sub("&lt;", _HEADER.sub(r"\1(", text))
 
 
+@lru_cache(maxsize=256)
 def name(text: str) -> str:
     """A name on one line, short, without brackets."""
     return re.sub(r"[\[\]<>\n,]", " ", clean(text)).strip()[:80] or "somebody"

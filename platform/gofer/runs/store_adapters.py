@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from gofer.agent.state import named_covers
 from gofer.crash import crash_point
 from gofer.errors import NotFound
 from gofer.intake.admit import BLOB_REF, Admitter, unread
-from gofer.integration import Attachment, Incoming
+from gofer.integration import Attachment
 from gofer.jobs.queue import Claim
 from gofer.jobs.reply_planner import SAID, agent_author
 from gofer.jobs.worker import Run
@@ -39,7 +39,7 @@ from gofer.store.blobs import put_blob, read_blob
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.encryption import conversation_key, seal, unseal
-from gofer.store.messages import StoredMessage, open_stored
+from gofer.store.messages import StoredMessage, open_content
 from gofer.store.tables import ASIDE, SCHEDULE, messages, participants, questions, replies
 from gofer.vault.envelope import DataKey, Vault
 
@@ -216,19 +216,21 @@ def _with_origins(
     key = conversation_key(connection, vault, _of(claim))
     return [
         replace(read, message=replace(read.message, quote_is_ours=False))
-        if _quotes_narrowed(connection, key, _of(claim), read.message)
+        if read.message.quoted
+        and read.message.quote_is_ours
+        and _answers_narrowed(connection, key, _of(claim), read.message.reply_to)
         else read
         for read in admitted
     ]
 
 
-def _quotes_narrowed(connection: Connection, key: DataKey, conversation_id: str, message: Incoming) -> bool:
-    """Whether a message answers a reply of ours that strangers may speak through; also when that is not known any
-    more."""
-    if not (message.quoted and message.quote_is_ours and message.reply_to):
+def _answers_narrowed(connection: Connection, key: DataKey, conversation_id: str, reply_to: str) -> bool:
+    """Whether what a message answers is a reply of ours that strangers may speak through; also when that is not known
+    any more."""
+    if not reply_to:
         return False
     query = select(replies).where(
-        replies.c.conversation_id == conversation_id, replies.c.external_id == message.reply_to
+        replies.c.conversation_id == conversation_id, replies.c.external_id == reply_to
     )
     rows = connection.execute(query).all()
     return any(
@@ -295,35 +297,28 @@ def _clean_name(name: str) -> str:
     return kept[-80:] or "file"
 
 
-def conversation_message(
-    read: StoredMessage,
-    *,
-    by_us: bool = False,
-    files: tuple[str, ...] = (),
-    at: float | None = None,
-    number: int = 0,
-) -> ConversationMessage:
+def conversation_message(read: StoredMessage, files: tuple[str, ...] = ()) -> ConversationMessage:
     """A message as the agent knows it."""
-    pictures = tuple(
-        Picture(one.ref.removeprefix(BLOB_REF), one.media_type, one.name, one.size)
-        for one in read.message.attachments
-        if _is_picture(one) or _is_document(one)
-    )
     return ConversationMessage(
         seq=read.seq,
         author=read.message.author.name or read.message.author.id,
         trust=read.trust.value,
         text=read.message.text,
         addressed=read.message.addressed,
-        by_us=by_us,
-        pictures=pictures,
+        pictures=_pictures(read.message.attachments),
         files=files,
         quoted=read.message.quoted,
         quote_is_ours=read.message.quote_is_ours,
         background=read.message.event == SCHEDULE,
         identity=f"{read.connection_id or ''}/{read.message.author.id}",
-        at="" if at is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at)),
-        number=number,
+    )
+
+
+def _pictures(attachments: Iterable[Attachment]) -> tuple[Picture, ...]:
+    return tuple(
+        Picture(one.ref.removeprefix(BLOB_REF), one.media_type, one.name, one.size)
+        for one in attachments
+        if _is_picture(one) or _is_document(one)
     )
 
 
@@ -423,19 +418,35 @@ def _own_answer(connection: Connection, vault: Vault, claim: Claim, number: int)
 
 
 def _open_message(connection: Connection, key: DataKey, row: Any, own: str, to: int) -> ConversationMessage:
-    stored = open_stored(key, row)
-    message = stored.message
-    if _quotes_narrowed(connection, key, row.conversation_id, message):
-        # Later runs do not need it, and would be narrowed by it until a new epoch.
-        message = replace(message, quoted="")
-    by_us = row.author == message.author.id == own
-    # A prompt has hundreds of them: `replace` would cost as much as opening them.
-    read = StoredMessage(min(row.seq, to), message, stored.trust, stored.connection_id)
-    one = conversation_message(read, by_us=by_us, at=row.created_at, number=row.seq if by_us else 0)
-    if not by_us or SAID not in message.facts:
-        return one
-    words = str(message.facts[SAID])
-    return replace(one, text=words, ours=message.text.replace(words, "", 1).strip())
+    """A message of the history. A prompt has hundreds of them, so they are made of their stored fields at once."""
+    kept = open_content(key, row)
+    author, text, quoted = kept["author"]["id"], kept["text"], kept.get("quoted", "")
+    quote_is_ours = kept.get("quoted_here", False)
+    if (
+        quoted
+        and quote_is_ours
+        and _answers_narrowed(connection, key, row.conversation_id, kept.get("reply_to", ""))
+    ):
+        quoted = ""  # Later runs do not need it, and would be narrowed by it until a new epoch.
+    by_us = row.author == author == own
+    said = kept["facts"].get(SAID) if by_us and kept.get("facts") else None
+    attached = kept.get("attachments")
+    return ConversationMessage(
+        seq=min(row.seq, to),
+        author=kept["author"].get("name") or author,
+        trust=kept.get("trust", "unknown"),
+        text=text if said is None else str(said),
+        addressed=kept["addressed"],
+        by_us=by_us,
+        pictures=_pictures(Attachment(**one) for one in attached) if attached else (),
+        quoted=quoted,
+        quote_is_ours=quote_is_ours,
+        background=kept.get("event") == SCHEDULE,
+        identity=f"{kept.get('came_by', row.connection_id) or ''}/{author}",
+        at=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(row.created_at)),
+        number=row.seq if by_us else 0,
+        ours="" if said is None else text.replace(str(said), "", 1).strip(),
+    )
 
 
 class StoreQuestions:

@@ -66,9 +66,16 @@ def open_stored(key: DataKey, row: Any) -> StoredMessage:
     The row's own columns are for look-ups only: whoever can write to the database can change them. The trust of a
     message is unknown until it is admitted. Older releases sealed neither; the connection is then the row's.
     """
-    value: dict[str, Any] = unseal(key, row.sealed, "message", row.conversation_id, row.seq)
+    value = open_content(key, row)
     trust = Trust(value.get(_TRUST, Trust.UNKNOWN))
     return StoredMessage(row.seq, _message(value), trust, value.get(_CAME_BY, row.connection_id))
+
+
+def open_content(key: DataKey, row: Any) -> dict[str, Any]:
+    """What a message's row holds, by the stored names of its fields. For a prompt, which has hundreds of messages, it
+    costs a third of `open_stored`."""
+    content: dict[str, Any] = unseal(key, row.sealed, "message", row.conversation_id, row.seq)
+    return content
 
 
 def _message(value: dict[str, Any]) -> Incoming:

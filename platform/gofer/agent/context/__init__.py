@@ -269,6 +269,7 @@ class ConversationProvider:
         self._memories = memories
         self._earlier: Summary | None = None
         self._said: Sequence[ConversationMessage] | None = None
+        self._after = -1
         self._opening: _Opening | None = None
 
     async def start(self, to: int) -> tuple[int, int]:
@@ -282,7 +283,10 @@ class ConversationProvider:
             said = await self._history.between(after, to, newest=NEWEST) if to > after else ()
             self._earlier = self._earlier or await self._unseen_rules(said)
             self._said = said if _others_narrow(self._earlier, said) else [_withheld(one) for one in said]
-        return [said for said in self._said if said.seq > state.history_after]
+        if self._after != state.history_after:  # a turn asks a dozen times
+            self._said = [said for said in self._said if said.seq > state.history_after]
+            self._after = state.history_after
+        return self._said
 
     async def _unseen_rules(self, said: Sequence[ConversationMessage]) -> Summary | None:
         """Standing rules of messages that are too far back to be shown, where nothing was summed up yet."""
@@ -429,18 +433,21 @@ def block_size(block: Block) -> int:
 
 def text_size(text: str) -> int:
     # Scripts other than Latin take up to a token a character; bytes follow that better than characters do.
-    return int(len(text.encode("utf-8", "replace")) / CHARACTERS_PER_TOKEN) + 4
+    length = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+    return int(length / CHARACTERS_PER_TOKEN) + 4
 
 
 def dense_extra(text: str) -> int:
     """Tokens that a text may have beyond its size: what is dense, such as base64, hex or columns of numbers, takes up
     to a token a byte. Money is set aside for that; what fits is decided by the size alone."""
     data = text.encode("utf-8", "replace")
+    if len(data) <= BLOCK:  # nearly every message of a conversation
+        return int(_block_extra(data))
     return int(sum(_block_extra(data[start : start + BLOCK]) for start in range(0, len(data), BLOCK)))
 
 
 def _block_extra(block: bytes) -> float:
-    plain = block.translate(None, _HIGH)
+    plain = block if block.isascii() else block.translate(None, _HIGH)
     common = len(plain) - len(plain.translate(None, _COMMON))
     dense = len(plain) >= DENSE_FROM and common < DENSE_BELOW * len(plain)
     foreign = len(block) - len(plain)

@@ -101,6 +101,7 @@ class PlainCompressor:
         self._settings = settings
         self._window = window
         self._memories = memories
+        self._sized: tuple[Sequence[ConversationMessage], int] = (), 0
         self._summarise: Callable[[State, Sequence[str]], Awaitable[Condensed | None]] | None = (
             summariser.summarise if summariser else None
         )
@@ -147,7 +148,9 @@ class PlainCompressor:
         return (self._history_size(history) + more) / self._most_history
 
     def _history_size(self, history: Sequence[ConversationMessage]) -> int:
-        return sum(text_size(said.text) for said in history)
+        if self._sized[0] is not history:  # a run asks at its start and at its end
+            self._sized = history, sum([text_size(said.text) for said in history])
+        return self._sized[1]
 
     async def _compact_history(
         self, state: State, before: Summary | None, history: Sequence[ConversationMessage]
