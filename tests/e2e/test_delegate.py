@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from support.async_bridge import Elsewhere
 from support.patience import Deadline
 from support.web_server import House
 
+WORKER_MODEL = "claude-haiku-4-5"
 _numbers = itertools.count(1)
 Script = Callable[[Mapping[str, Any]], Reply]
 
@@ -111,7 +114,9 @@ def office(tmp_path_factory: pytest.TempPathFactory, elsewhere: Elsewhere) -> It
     folder.mkdir(mode=0o700)
     (folder / "agents").mkdir()
     # Without a cap, or runs would wait for money that others have set aside.
-    (folder / "agents" / "gofer.toml").write_text('name = "gofer"\n[limits]\nday_dollars = 0\n')
+    (folder / "agents" / "gofer.toml").write_text(
+        'name = "gofer"\nworker_model = "anthropic/' + WORKER_MODEL + '"\n[limits]\nday_dollars = 0\n'
+    )
     model = Anthropic(lambda request: made.script(request))
     serving = loopback.serve(model.app)
     url = elsewhere.run(serving.__aenter__())
@@ -281,6 +286,51 @@ def test_stop_ends_the_run_and_its_workers(office: Office) -> None:
     office.until(lambda: not office.rows(select(jobs.c.id).where(of_it, live)), 6)
     assert [row.state for row in office.tasks(conversation)] == ["dropped"] * 2
     assert office.told(conversation) == ["Stopped, as asked."]
+
+
+def test_stop_in_the_middle_of_a_workers_command_ends_the_command(office: Office) -> None:
+    office.worker = lambda request: calls(call("bash", command="sleep 4213"))
+    office.parent = office.delegate(task("execution", "wait long"))
+    conversation = office.say("Wait.")
+    office.until(lambda: processes("sleep 4213"))
+    office.say("/stop", conversation)
+    live = jobs.c.state.in_(("ready", "running", "waiting", "blocked", "scheduled"))
+    of_it = (jobs.c.conversation_id == conversation) & jobs.c.kind.in_(("answer", "task"))
+    office.until(lambda: not office.rows(select(jobs.c.id).where(of_it, live)))
+    office.until(lambda: not processes("sleep 4213"))
+    assert [row.state for row in office.tasks(conversation)] == ["dropped"]
+    assert office.told(conversation) == ["Stopped, as asked."]
+
+
+def processes(command: str) -> list[str]:
+    """The processes of this machine that run exactly this."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if each.read_bytes().replace(b"\0", b" ").strip() == command.encode():
+                found.append(each.parent.name)
+    return found
+
+
+def test_research_has_the_model_for_workers_and_execution_the_agents_own(office: Office) -> None:
+    models: dict[str, str] = {}
+
+    def worker(request: Mapping[str, Any]) -> Reply:
+        models["research" if "bash" not in tools_of(request) else "execution"] = request["model"]
+        return calls(call("finish_task", outcome="done", summary="ok"))
+
+    office.worker = worker
+    parent = office.delegate(task("research", "look"), task("execution", "do"))
+
+    def noted(request: Mapping[str, Any]) -> Reply:
+        models["parent"] = request["model"]
+        return parent(request)
+
+    office.parent = noted
+    conversation = office.say("Who are you?")
+    office.until(lambda: office.told(conversation), 60)
+    assert models["research"] == WORKER_MODEL
+    assert models["execution"] == models["parent"] != WORKER_MODEL
 
 
 def test_spending_of_workers_is_charged_to_the_agent_and_told_to_the_run(office: Office) -> None:

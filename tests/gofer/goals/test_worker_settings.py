@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 from sqlalchemy import select
 
 from gofer.store.tables import tasks
+from gofer_sandbox.docker import Docker
 from gofer_standins import loopback
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
+from sandbox.docker_engine import docker_engine
 from support.async_bridge import Elsewhere
 from support.patience import Deadline
 from support.web_server import House
@@ -63,6 +66,21 @@ def test_by_rule_only_the_run_itself_calls_a_model(tmp_path: Path, model: tuple[
     assert "by rule" in told or "Nothing was found" in told
     assert "only the planner can do this" in told
     assert [(row.kind, row.state) for row in rows] == [("research", "done"), ("execution", "failed")]
+
+
+def test_beside_docker_execution_is_refused_and_research_has_no_files(
+    tmp_path: Path, model: tuple[Anthropic, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory() as place, docker_engine(Path(place)) as engine:
+        Path(place).chmod(0o711)
+        monkeypatch.setitem(Docker.__init__.__kwdefaults__ or {}, "engine", engine.address)
+        docker = {"sandbox": "docker", "sandbox_image": "debian:12", "spare_shells": 0, "keep_shells": False}
+        told, rows = answer(tmp_path / "data", model, **docker)
+    assert "docker cannot share them" in told
+    assert [(row.kind, row.state, row.reason) for row in rows] == [
+        ("research", "done", ""),
+        ("execution", "failed", "shell"),
+    ]
 
 
 def test_without_workers_a_run_has_no_delegate(tmp_path: Path, model: tuple[Anthropic, str]) -> None:

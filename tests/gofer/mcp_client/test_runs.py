@@ -115,6 +115,27 @@ def test_a_run_uses_a_server_and_is_narrowed_by_what_it_answers(
     assert scene.hostile.calls == ["plain"]
 
 
+def test_a_worker_for_research_has_the_tools_that_read_and_no_others(
+    scene: Scene, begin: Callable[..., Any]
+) -> None:
+    scene.hostile.tools = [tool("look"), tool("work")]
+    look = {"kind": "research", "title": "Look", "instructions": "Look at it."}
+    scene.model.script = [
+        calls(call("delegate", tasks=[look])),
+        calls(call("mcp__ops__look", a=1)),
+        calls(call("mcp__ops__work")),
+        calls(call("finish_task", outcome="done", summary="Looked.")),
+        say("Done."),
+    ]
+    begin(more='tiers = { look = "read" }\n')("Have it looked at.")
+    parent, worker, _, last, _ = scene.model.received
+    assert {"mcp__ops__look", "mcp__ops__work"} <= {*names(parent)}
+    assert "mcp__ops__look" in names(worker)
+    assert "mcp__ops__work" not in names(worker)
+    assert "There is no tool called" in results(last)[0]
+    assert len(scene.hostile.calls) == 1
+
+
 def test_a_server_that_is_kept_open_is_called_again(scene: Scene, begin: Callable[..., Any]) -> None:
     scene.model.script = [calls(call("mcp__ops__work")), calls(call("mcp__ops__other")), say("Done.")]
     begin(more="keep_open = true\n")("Work.")
