@@ -17,17 +17,17 @@ from gofer.agent.outcome import Delegated
 from gofer.agent.prices import MICROS
 from gofer.errors import NotFound
 from gofer.goals.load import count_tasks
-from gofer.jobs.children import record_task
+from gofer.jobs.children import record_task, submit_child
 from gofer.jobs.fence import hold
 from gofer.jobs.kinds import TASK
 from gofer.jobs.outcome import NewJob
-from gofer.jobs.queue import WORKER, Claim, submit
+from gofer.jobs.queue import WORKER, Claim
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.encryption import conversation_key, seal, unseal
 from gofer.store.ids import new_id
 from gofer.store.locks import lock_conversation
-from gofer.store.tables import jobs, tasks
+from gofer.store.tables import tasks
 from gofer.tool import NewTask
 from gofer.vault.envelope import DataKey, Vault
 
@@ -85,8 +85,6 @@ def new_task(
     call_id: str = "",
 ) -> str:
     """Make a task of a goal, with the goal's trust; returns its id."""
-    task_id = new_id("task")
-    key = conversation_key(connection, vault, goal.conversation_id)
     said = {
         "title": title,
         "instructions": instructions,
@@ -96,55 +94,43 @@ def new_task(
         "asker": goal.asked_by,
         "message_seq": goal.message_seq,
     }
+    key = conversation_key(connection, vault, goal.conversation_id)
+    place = {"goal_id": goal.id, "call_id": call_id, "number": number, "needs": list(needs)}
+    return str(_insert(connection, key, goal, said, **place).id)
+
+
+def _insert(connection: Connection, key: DataKey, of: Any, said: Mapping[str, Any], **place: Any) -> Any:
+    """Make a task's row, and tell of it. `of` is the goal or the run that wants it."""
+    task_id = new_id("task")
     row = connection.execute(
         tasks.insert()
         .values(
             id=task_id,
-            workspace_id=goal.workspace_id,
-            conversation_id=goal.conversation_id,
-            agent_id=goal.agent_id,
-            goal_id=goal.id,
-            call_id=call_id,
-            number=number,
-            kind=kind,
-            state="queued",
-            needs=list(needs),
+            workspace_id=of.workspace_id,
+            conversation_id=of.conversation_id,
+            agent_id=of.agent_id,
+            kind=said["kind"],
+            state=QUEUED,
             sealed=seal(key, said, "task", task_id),
             tries=0,
             cost=0,
             reason="",
             created_at=now(),
+            **place,
         )
         .returning(*tasks.c)
     ).one()
     record_task(connection, row)
-    return task_id
+    return row
 
 
 def start_task(connection: Connection, task_id: str, *, parent: Claim) -> int:
     """Make the job of a task's next try, once; returns the job's id."""
     row = find_task(connection, task_id)
-    unique_key = f"{TASK}:{task_id}:{row.tries + 1}"
-    lane = f"{EXECUTION}:{row.conversation_id}" if row.kind == EXECUTION else f"{TASK}:{task_id}"
-    made = submit(
-        connection,
-        workspace_id=row.workspace_id,
-        kind=TASK,
-        lane=lane,
-        pool=WORKER,
-        payload={"task": task_id},
-        unique_key=unique_key,
-        conversation_id=row.conversation_id,
-        agent_id=row.agent_id,
-        connection_id=parent.connection_id,
-        parent_id=parent.id,
-        max_attempts=MAX_ATTEMPTS,
-    )
-    if made is None:
-        made = connection.execute(select(jobs.c.id).where(jobs.c.unique_key == unique_key)).scalar_one()
-    _change(connection, task_id, job_id=made, tries=row.tries + 1)
+    # Its own agent does it: the goal's job may have had another when it was claimed.
+    made = submit_child(connection, parent._replace(agent_id=row.agent_id), _job_of(row))
     count_tasks(connection, row.agent_id, accepted=1)
-    return int(made)
+    return made
 
 
 MAX_ATTEMPTS = 20
@@ -290,7 +276,6 @@ def _delegate(
     task: NewTask,
     message_seq: int | None,
 ) -> Any:
-    task_id = new_id("task")
     said = {
         "title": task.title,
         "instructions": task.instructions,
@@ -302,35 +287,14 @@ def _delegate(
         "message_seq": message_seq,
         "budget": None if wanted.budget is None else wanted.budget // len(wanted.tasks),
     }
-    row = connection.execute(
-        tasks.insert()
-        .values(
-            id=task_id,
-            workspace_id=claim.workspace_id,
-            conversation_id=claim.conversation_id,
-            agent_id=claim.agent_id,
-            parent_job_id=claim.id,
-            call_id=wanted.call_id,
-            number=number,
-            kind=task.kind,
-            state=QUEUED,
-            needs=[],
-            sealed=seal(key, said, "task", task_id),
-            tries=0,
-            cost=0,
-            reason="",
-            created_at=now(),
-        )
-        .returning(*tasks.c)
-    ).one()
-    record_task(connection, row)
-    return row
+    place = {"parent_job_id": claim.id, "call_id": wanted.call_id, "number": number, "needs": []}
+    return _insert(connection, key, claim, said, **place)
 
 
 def _job_of(row: Any) -> NewJob:
-    """The job that does a task. Execution tasks of a conversation are done one after the other."""
+    """The job of a task's next try. Execution tasks of a conversation are done one after the other."""
     lane = f"{EXECUTION}:{row.conversation_id}" if row.kind == EXECUTION else f"{TASK}:{row.id}"
-    key = f"{TASK}:{row.id}:1"
+    key = f"{TASK}:{row.id}:{row.tries + 1 if row.goal_id else 1}"
     return NewJob(TASK, lane, key, WORKER, {"task": row.id}, max_attempts=MAX_ATTEMPTS)
 
 

@@ -33,14 +33,15 @@ def submit_children(connection: Connection, claim: Claim, wait: WaitForJobs) -> 
     """Make the children that a run asked for, each once. Returns whether the run has to wait for any job."""
     if claim.conversation_id is None:
         raise ValueError("Only a job of a conversation can wait for other jobs.")
-    made = [_submit(connection, claim, child) for child in wait.children]
+    made = [submit_child(connection, claim, child) for child in wait.children]
     alive = _unfinished(connection, [*wait.waits_for, *made])
     if wait.any:
         return bool(alive) and alive >= {*wait.waits_for, *made}
     return bool(alive)
 
 
-def _submit(connection: Connection, claim: Claim, child: NewJob) -> int:
+def submit_child(connection: Connection, claim: Claim, child: NewJob) -> int:
+    """Make a child of a job, once; returns its id. A task's row then names its job."""
     made = submit(
         connection,
         workspace_id=claim.workspace_id,
@@ -63,7 +64,9 @@ def _submit(connection: Connection, claim: Claim, child: NewJob) -> int:
         )
     elif child.kind == TASK:
         note = update(tasks).where(tasks.c.id == child.payload["task"], tasks.c.finished_at.is_(None))
-        connection.execute(note.values(job_id=made, tries=tasks.c.tries + 1))
+        note = note.values(job_id=made, tries=tasks.c.tries + 1)
+        for row in connection.execute(note.returning(*tasks.c)).all():
+            record_task(connection, row)
     return made
 
 

@@ -301,6 +301,7 @@ async def test_where_several_agents_hear_the_goal_asks_who_takes_it(world: World
     await bench.go()
     assert (await bench.row()).agent_id == sailor
     assert {row.agent_id for row in await world.rows(select(tasks))} == {sailor}
+    assert {row.agent_id for row in await world.rows(select(jobs).where(jobs.c.kind == "task"))} == {sailor}
 
 
 async def test_a_goal_ends_when_whoever_asked_lost_their_role(world: World) -> None:
