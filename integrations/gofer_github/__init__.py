@@ -24,7 +24,17 @@ from gofer.integration import (
     Unread,
 )
 from gofer.tool import Tool
-from gofer_github import people, redelivery, replies, repository_access, setup, tools, webhook, workflows
+from gofer_github import (
+    people,
+    redelivery,
+    replies,
+    repository_access,
+    setup,
+    tools,
+    triggers,
+    webhook,
+    workflows,
+)
 from gofer_github.access import Access
 from gofer_github.delegated_tools import errand_tool
 from gofer_github.settings import Settings
@@ -54,6 +64,7 @@ class GitHub(Integration):
     can_poll = True
     can_sign_up = True
     progress_every = 10
+    command_prefix = f"/{triggers.COMMAND} "
     shows_run_summary = True
     tool_names = tools.NAMES | {"github_ask"}
 

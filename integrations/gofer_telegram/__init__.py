@@ -55,6 +55,7 @@ class Telegram(Integration):
     secret_headers = frozenset({SECRET_HEADER})
     can_poll = True
     progress_every = 5.0
+    has_buttons = True
     reasons = MappingProxyType({"conflict": CONFLICT})
 
     def verify(self, request: Request, account: ConnectionContext) -> None:

@@ -57,6 +57,7 @@ class WebChat(Integration):
 
     name = "webchat"
     tool_names = frozenset({"send_file"})
+    has_buttons = True
     summary = "The chat on Gofer's own page, for members who are signed in."
     secrets = (
         SecretField(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
 from gofer.integration import PlanItem, Progress
-from gofer.store.tables import goals, replies, tasks
+from gofer.jobs.notifications import JOBS
+from gofer.store.tables import bindings, goals, participants, replies, tasks
 from gofer_github import integration
 from gofer_github.triggers import spoken
 from support.github_scene import Scene, gofer, tool
+from support.nudging import nudge
 from support.patience import patiently
 
 PULL = {
@@ -51,6 +54,31 @@ async def test_the_sticky_comment_of_a_goal_is_a_checklist(scene: Scene) -> None
     assert "- [x] Look\n- [ ] **Fix**\n- [ ] Test\n- [ ] ~~Sing~~" in comment.body
     assert "1 of 4 tasks done" in comment.body
     assert "`/gofer goal pause goal_x`" in comment.body
+
+
+async def test_a_nudge_on_an_issue_says_what_to_write_where_there_are_no_buttons(
+    scene: Scene, tmp_path: Path
+) -> None:
+    async with gofer(scene, tmp_path / "data") as running:
+        issue = await scene.github.open_issue("ada", scene.repository, "Broken")
+        await scene.github.comment("ada", scene.repository, issue.number, "@gofer hello")
+        await running.quiet()
+        (place,) = await running.rows(select(bindings.c.conversation_id))
+        platform = running.platform
+        await platform.database.write(partial(nudge, vault=platform.vault, conversation_id=place[0]))
+        platform.signals.wake(JOBS)
+        await running.quiet()
+        comment = scene.ours(issue.number)[-1].body
+        assert "You wanted to name the branch." in comment
+        assert "tell me “Use the branch main.”" in comment
+        assert "write `/gofer goal Plan the release.`" in comment
+        assert "write `/gofer mute`" in comment
+        assert "button" not in comment
+        await scene.github.comment("ada", scene.repository, issue.number, "/gofer mute")
+        await running.quiet()
+        assert "`/gofer unmute`" in scene.ours(issue.number)[-1].body
+        (muted,) = await running.rows(select(participants.c.muted_at))
+        assert muted[0] is not None
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from gofer.store.tables import (
     routes,
 )
 from gofer.web.chat import timeline
+from support.nudging import nudge
 from support.patience import until
 from support.web_server import House, csrf_in
 from webchat.visiting import Line, Visit
@@ -149,6 +151,25 @@ def test_a_question_is_answered_by_a_button(visit: Visit) -> None:
         assert "blue" in answers[-1]
         settled = line.items[next(iter(i for i in line.items if i.startswith("reply")))]
         assert ("button" in settled, "Answered:</span> blue" in settled) == (False, True)
+
+
+def test_a_nudge_has_buttons_that_say_something_and_mute(house: House, visit: Visit) -> None:
+    with visit.line() as line:
+        line.say("hello")
+        line.answers()
+        verb = partial(nudge, vault=house.platform.vault, conversation_id=visit.room)
+        house.write(partial(verb, job_id=990001))
+        *_, shown = line.until(lambda: len(line.of("reply")) >= 2 and line.of("reply"))
+        assert all(f">{label}</button>" in shown for label in ("Use main", "Plan it", "Mute"))
+        assert "Use the branch main." in shown, "what a press says is in view"
+        question = shown.split('data-question="')[1].split('"')[0]
+        line.say(press={"question": question, "choice": 0})
+        line.until(lambda: any("Use the branch main." in said for said in line.of("said")))
+        line.answers(3)
+        house.write(partial(verb, job_id=990002))
+        *_, shown = line.until(lambda: "Mute</button>" in line.of("reply")[-1] and line.of("reply"))
+        line.say(press={"question": shown.split('data-question="')[1].split('"')[0], "choice": 2})
+        line.until(lambda: any("Muted" in reply for reply in line.of("reply")))
 
 
 def test_commands_are_answered_by_the_platform(visit: Visit) -> None:

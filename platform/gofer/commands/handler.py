@@ -122,7 +122,7 @@ NO_NAME = "That can be nobody's name: letters, digits, dots, dashes and undersco
 NAME = re.compile(r"[A-Za-z0-9._-]{0,100}")
 NOT_PAIRED = "You are not paired with me, so there is nobody to link you with."
 FRESH = "A fresh start: I no longer have in mind what was said before. Ask me to recall it if you need it."
-MUTED = "No heartbeat writes here from now on. /unmute takes that back."
+MUTED = "No heartbeat writes here from now on. `/unmute` takes that back."
 UNMUTED = "A heartbeat that is switched on may write here again."
 NOTHING_TO_STOP = "I am doing nothing here."
 STOPPING = "Stopping …"
@@ -347,7 +347,7 @@ class CommandHandler:
         )
         if binding is None:
             return Done()
-        parts = tuple(connected.integration.split(words))
+        parts = tuple(connected.integration.split(connected.integration.with_commands(words)))
         facts = {"offers": offers} if (offers := await self._offers(claim, read)) else {}
         return Done((Draft(binding, parts, kind="note", reply_to=read.message.external_id, facts=facts),))
 

@@ -136,7 +136,7 @@ class GoalDriver:
 
     async def _asked(self, claim: Claim, this: Pass, ask: Ask, place: Place | None) -> Outcome:
         text = ask.text + "".join(f"\n- {choice}" for choice in ask.choices)
-        if not ask.choices:
+        if not ask.choices or (place is not None and not place.connected.integration.has_buttons):
             text = f"{text}\n\n{BY_WORDS.format(id=this.goal.id)}"
         drafts = self._drafts(this, place, text, "note") if place is not None else ()
         if ask.of_owners:
@@ -180,7 +180,8 @@ class GoalDriver:
         text = self._redactor.redact(text)
         if goal.narrowed:
             text = defuse(text, here=place.ref, people=(asked.name,))
-        parts = tuple(place.connected.integration.split(place.signature + text))
+        integration = place.connected.integration
+        parts = tuple(integration.split(place.signature + integration.with_commands(text)))
         ended = "" if kind == "note" or goal.state == "done" else goal.reason
         stopped_by = "cancelled" if ended and goal.state == "cancelled" else ended
         return (

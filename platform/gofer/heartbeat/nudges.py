@@ -52,6 +52,9 @@ COMMAND_LINE = "command line"
 MUTE = "Mute"
 WHY = "Why this came: {why}. It is the heartbeat of {agent}; nobody asked for it."
 STOP = "To stop it here: the button Mute, or `/mute`. An owner can switch it off: gofer agents heartbeat {agent} off"
+STOP_BY_WORDS = (
+    "To stop it here, write `/mute`. An owner can switch it off: gofer agents heartbeat {agent} off"
+)
 MUTED = "Muted: the heartbeat of {agent} writes nothing more here. `/unmute` takes that back."
 
 
@@ -80,16 +83,22 @@ class Nudge:
         """The words on its buttons, each once; the last one mutes."""
         return (*(each.label for each in self.actions), MUTE)
 
-    @property
-    def words(self) -> str:
-        """All of it for people."""
-        offers = "".join(
-            f"\n- {each.label}: {'a goal, ' if each.goal else ''}“{each.say}”" for each in self.actions
-        )
+    def words(self, *, buttons: bool) -> str:
+        """All of it for people. Where there are no buttons, they are told what to write."""
+        offers = "".join(f"\n- {_offer(each, buttons=buttons)}" for each in self.actions)
         why = WHY.format(why="; ".join(self.why), agent=self.agent)
-        return "\n\n".join(
-            [self.text + (f"\n{offers}" if offers else ""), f"{why} {STOP.format(agent=self.agent)}"]
-        )
+        stop = (STOP if buttons else STOP_BY_WORDS).format(agent=self.agent)
+        return "\n\n".join([self.text + (f"\n{offers}" if offers else ""), f"{why} {stop}"])
+
+
+def _offer(action: NudgeAction, *, buttons: bool) -> str:
+    if buttons:
+        return f"{action.label}: {'a goal, ' if action.goal else ''}“{action.say}”"
+    return (
+        f"{action.label}: write `/goal {action.say}`"
+        if action.goal
+        else f"{action.label}: tell me “{action.say}”"
+    )
 
 
 def submit_nudge(
@@ -169,12 +178,13 @@ class Nudges:
 
     async def _write(self, claim: Claim, nudge: Nudge) -> Outcome:
         muted = partial(is_muted, agent_id=str(claim.agent_id), conversation_id=str(claim.conversation_id))
-        draft = await self._draft(claim, nudge, nudge.words)
+        draft = await self._draft(claim, nudge)
         if draft is None or await self._database.read(muted):
             return Done(reason="nudge.held_back")
         return Wait(nudge.text, ASKED, expires_after=EXPIRES, drafts=(draft,), choices=nudge.choices)
 
-    async def _draft(self, claim: Claim, nudge: Nudge, words: str) -> Draft | None:
+    async def _draft(self, claim: Claim, nudge: Nudge, answer: str = "") -> Draft | None:
+        """The nudge itself, or what is said to a press."""
         binding = await self._database.read(
             partial(binding_of, conversation_id=claim.conversation_id, connection_id=claim.connection_id)
         )
@@ -183,8 +193,10 @@ class Nudges:
         connected = await self._accounts.get(claim.connection_id)
         several = len(in_force(await asyncio.to_thread(self._agents.look))) > 1
         signature = f"**{nudge.agent}**\n\n" if several else ""
-        parts = tuple(await asyncio.to_thread(connected.integration.split, signature + words))
-        said = nudge.text if words == nudge.words else ""
+        integration = connected.integration
+        words = integration.with_commands(answer or nudge.words(buttons=integration.has_buttons))
+        parts = tuple(await asyncio.to_thread(integration.split, signature + words))
+        said = "" if answer else nudge.text
         return Draft(binding, parts, "note", signature=signature, said=said, narrowed=nudge.narrowed)
 
     async def _mute(self, claim: Claim, nudge: Nudge, pressed: NudgePress) -> Outcome:

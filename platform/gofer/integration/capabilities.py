@@ -93,7 +93,16 @@ class ProgressDisplay:
 
 
 class QuestionButtons:
-    """Buttons under a question."""
+    """Buttons under a question, and what people write where there are none."""
+
+    has_buttons: ClassVar[bool] = False
+    """Whether choices are shown as buttons. Where they are not, people are told what to write."""
+    command_prefix: ClassVar[str] = "/"
+    """What commands begin with there."""
+
+    def with_commands(self, text: str) -> str:
+        """A text of Gofer's own with its commands, such as `/goals`, as people write them there."""
+        return text.replace("`/", f"`{self.command_prefix}")
 
     async def end_question(self, conversation: str, external_id: str, account: ConnectionContext) -> None:
         """Remove the buttons of a question that no longer needs an answer. May run again."""
