@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import func, select
 
-from e2e.scenario import prepared
+from e2e.scenario import Scenario, prepared
 from e2e.test_crash_points import _death, _each_mark_once
-from gofer.store.tables import jobs, tasks
+from gofer.store.tables import events, jobs, tasks
 from support.patience import patiently
 
 POINTS = ("run.delegated", "task.begun", "task.worked", "task.finishing", "task.finished", "task.finished:2")
@@ -28,15 +29,15 @@ CRASHES = [
 ]
 
 
-def delegation(room: str) -> str:
-    """What the offline model is told, so that it delegates two tasks that each leave a mark."""
+def delegation(room: str, count: int = 2) -> str:
+    """What the offline model is told, so that it delegates tasks that each leave a mark."""
     wanted = [
         {
             "kind": "execution",
             "title": f"task {number}",
             "instructions": f'$tool mark {{"line": "{room}-{number}"}}',
         }
-        for number in (1, 2)
+        for number in range(1, count + 1)
     ]
     return f"$tool delegate {json.dumps({'tasks': wanted})}"
 
@@ -67,3 +68,41 @@ async def test_nothing_is_lost_or_doubled_by_dying_at(
         assert dict(await scenario.read(lambda c: [tuple(row) for row in c.execute(counted)])) == {"done": 4}
         made = select(func.count()).select_from(jobs).where(jobs.c.kind == "task")
         assert await scenario.read(lambda c: c.execute(made).scalar_one()) == 4
+
+
+@pytest.mark.parametrize(
+    "database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
+)
+async def test_a_kill_in_saturation_loses_and_repeats_nothing_and_it_is_still_told(
+    database_url: str, data_dir: Path
+) -> None:
+    url = "" if database_url.startswith("sqlite") else database_url
+    async with prepared(data_dir, url, integration="hello", sandbox="off") as scenario:
+        scenario.environment |= {"GOFER_WORKER_SLOTS": "1", "GOFER_AGENT_TASKS": "1"}
+        rooms = [f"room-{number}" for number in range(6)]
+        dying = scenario.start().wait_until_ready()
+        for room in rooms:
+            await scenario.say(f"{room}-1", room, delegation(room, 4))
+        async with patiently(60):
+            while not (before := await told(scenario))[-1:] or not before[-1]["saturated"]:
+                await asyncio.sleep(0.02)
+        dying.kill()
+        living = scenario.start().wait_until_ready()
+        try:
+            load = (await scenario.control("GET", "/agents/gofer/load")).json()
+            assert load["accepted"] >= before[-1]["accepted"] > 0, "the count is kept"
+            async with patiently(120):
+                while (await told(scenario))[-1]["queued"] or (await told(scenario))[-1]["active"]:
+                    await asyncio.sleep(0.1)
+            assert await scenario.settle(), await scenario.findings()
+        finally:
+            assert living.stop() == 0
+        _each_mark_once(scenario)
+        last = (await told(scenario))[-1]
+        assert (last["accepted"], last["dropped"], last["saturated"]) == (24, 0, False)
+
+
+async def told(scenario: Scenario) -> list[dict[str, Any]]:
+    """The load as it was told, in order."""
+    query = select(events.c.data).where(events.c.kind == "worker.saturated").order_by(events.c.id)
+    return await scenario.read(lambda c: [row.data for row in c.execute(query)])
