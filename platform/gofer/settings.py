@@ -211,6 +211,9 @@ class Settings(BaseSettings):
     trigger_findings: int = Field(
         default=3, ge=2, description="Equal answers in a row after which an external agent is blocked."
     )
+    posts_per_minute: int = Field(
+        default=20, ge=1, description="Messages of one external agent in one conversation in a minute."
+    )
     triggers_per_agent: int = Field(
         default=60, ge=1, description="Triggers of one external agent in an hour."
     )

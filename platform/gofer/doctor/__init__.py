@@ -45,6 +45,8 @@ from gofer.runs.agent_files import (
 from gofer.runs.agent_sync import meant_connections
 from gofer.runs.layers import LAYERS, PEOPLE
 from gofer.runs.shells import make_provider
+from gofer.runtimes.records import list_runtimes, state_of
+from gofer.runtimes.triggers import fallback_of
 from gofer.secrets.key_check import open_canary
 from gofer.store import migrations
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -83,6 +85,7 @@ async def examine(platform: Platform) -> list[Finding]:
         ("model", look_at_model),
         ("providers", look_at_providers),
         ("agents", look_at_agents),
+        ("external agents", _external_agents),
         ("MCP servers", _mcp_servers),
         ("tokens", _tokens),
         ("integrations", _integrations),
@@ -350,6 +353,38 @@ async def look_at_agents(platform: Platform) -> list[Finding]:
             Finding("agents", "warning", what, "Write `default = true` into an agent's file", "agents.md")
         ]
     return [Finding("agents", "ok", f"{files} {default} answers what fits no route.")]
+
+
+async def _external_agents(platform: Platform) -> list[Finding]:
+    """External agents that nobody could wake, or for whom nobody stands in."""
+    files = AgentFiles.of(platform.settings)
+    specs = [spec for spec in in_force(await asyncio.to_thread(files.look)) if spec.runtime is not None]
+    if not specs:
+        return []
+    every = platform.settings.runtime_heartbeat
+    rows = await platform.database.read(list_runtimes)
+    states = {(row.agent, row.kind): state_of(row, every) for row in rows}
+    found = []
+    for spec in specs:
+        name = f"external agent {spec.name}"
+        if spec.external.fallback and await asyncio.to_thread(fallback_of, files, spec) is None:
+            what = f"{spec.external.fallback} cannot stand in for {spec.name}: Gofer runs no such agent."
+            fix = f"Name one of Gofer's own as external.fallback: gofer agents put {spec.name} FILE"
+            found.append(Finding(name, "warning", what, fix, "external-agents.md"))
+        state = states.get((spec.name, str(spec.runtime)))
+        if state is None:
+            fix = f"gofer runtimes add NAME --agent {spec.name} --kind {spec.runtime}"
+            found.append(
+                Finding(
+                    name, "warning", f"No runtime of {spec.name} is registered.", fix, "external-agents.md"
+                )
+            )
+        elif state not in ("live", "idle"):
+            fix = "Run its host: gofer runtimes host; gofer runtimes list shows how it is"
+            found.append(
+                Finding(name, "warning", f"The runtime of {spec.name} is {state}.", fix, "external-agents.md")
+            )
+    return found or [Finding("external agents", "ok", f"{len(specs)} can be woken.")]
 
 
 async def _mcp_servers(platform: Platform) -> list[Finding]:

@@ -33,6 +33,7 @@ PAGES = {
     "sandbox": "sandbox.md#where-it-runs",
     "model": "models.md",
     "agents": "agents.md",
+    "external agents": "external-agents.md",
     "integration": "architecture.md",
     "integrations": "architecture.md",
     "connections": "operations.md#commands",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import structlog
 from pydantic import (
@@ -27,7 +27,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
+    model_validator,
 )
 
 from gofer.agent.context.compressor import ContextSettings
@@ -111,14 +111,6 @@ def _effort(value: object) -> object:
     return {True: "high", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
-def _fallback_of_another(external: ExternalSettings, info: ValidationInfo) -> ExternalSettings:
-    if external != ExternalSettings() and info.data.get("runtime") is None:
-        raise ValueError(f"is for an agent with runtime = {' or '.join(map(repr, KINDS))}")
-    if external.fallback and external.fallback == info.data.get("name"):
-        raise ValueError("fallback: an agent cannot stand in for itself")
-    return external
-
-
 class AgentSpec(BaseModel):
     """One agent. Every field can be set in its file."""
 
@@ -152,8 +144,20 @@ class AgentSpec(BaseModel):
     """Whether it looks after its conversations by itself, how often, and what that may cost."""
     runtime: RuntimeKind | None = None
     """How somebody else's agent is reached: tmux, acp or callback. Without it, Gofer runs the agent itself."""
-    external: Annotated[ExternalSettings, AfterValidator(_fallback_of_another)] = ExternalSettings()
+    external: ExternalSettings = ExternalSettings()
     """How an external agent is woken, and who stands in for it."""
+
+    @model_validator(mode="after")
+    def _check_external(self) -> Self:
+        if self.runtime is None and self.external != ExternalSettings():
+            raise ValueError(f"external is for an agent with runtime = {' or '.join(map(repr, KINDS))}")
+        if self.runtime is not None and self.heartbeat.enabled:
+            raise ValueError(
+                "heartbeat is for agents that Gofer runs itself, and runtime says that it does not"
+            )
+        if self.external.fallback == self.name:
+            raise ValueError("external.fallback: an agent cannot stand in for itself")
+        return self
 
     @property
     def effort(self) -> str:

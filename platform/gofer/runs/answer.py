@@ -314,6 +314,8 @@ class Answerer:
         """Run the loop of a task: the same agent, with the tools, the shell and the ports of its kind."""
         claim = run.claim
         spec = await self._spec(claim)
+        if spec.runtime is not None:
+            raise ConfigError(f"{spec.name} runs elsewhere and has no workers. Ask an agent of Gofer's own.")
         spec, identity = await self._identity.fixed(claim, wanted.as_worker(spec))
         if wanted.asker is not None:
             spec = await self._in_place(spec, wanted.asker)

@@ -11,12 +11,14 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
+from gofer.errors import TooOften
+from gofer.jobs.kinds import POST
 from gofer.store import events as log
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
-from gofer.store.tables import ASIDE, Trust, hops, jobs, messages, participants
+from gofer.store.tables import ASIDE, Trust, agents, hops, jobs, messages, participants
 
-HOUR = 3600.0
+HOUR, MINUTE = 3600.0, 60.0
 NO_PROGRESS, SAME_WORDS = "loop.no_progress", "loop.same_words"
 RATE = "rate.limited"
 
@@ -33,6 +35,19 @@ class SafeguardRules:
     """Triggers of one agent in an hour."""
     per_conversation: int = 30
     """Triggers in one conversation in an hour."""
+
+
+def check_posts(connection: Connection, conversation_id: str, agent: str, most: int) -> None:
+    """Raises TooOften when an agent has said too much in a conversation within a minute."""
+    query = (
+        select(func.count())
+        .select_from(jobs)
+        .join(agents, agents.c.id == jobs.c.agent_id)
+        .where(jobs.c.conversation_id == conversation_id, agents.c.name == agent)
+        .where(jobs.c.kind == POST, jobs.c.created_at > now() - MINUTE)
+    )
+    if int(connection.execute(query).scalar_one()) >= most:
+        raise TooOften(f"{agent} said {most} things here within a minute. Wait.", retry_after=MINUTE)
 
 
 def why_not(connection: Connection, participant: Any, rules: SafeguardRules, job_id: int = 0) -> str:

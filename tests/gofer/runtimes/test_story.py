@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gofer.cli.runtimes import hop_row
+from gofer.runs.agent_files import AgentFileError, AgentFiles
 from support.web_server import House, csrf_in
 
 from .conftest import Scene, furnish
@@ -245,3 +247,36 @@ def test_the_command_line_shows_the_hops(scene: Scene) -> None:
     scene.post(scene.order(), "Here.")
     story = scene.ended(trigger)
     assert [hop_row(each)[:5] for each in story["hops"]] == [(1, "live", scene.runtime, "answered", "")]
+
+
+def test_an_agent_that_floods_a_conversation_is_held_back(scene: Scene) -> None:
+    _, trigger = scene.say("do not shout")
+    order = scene.order()
+    here = f"/conversations/{order['conversation']}/messages"
+    said = [scene.program.post(here, json={"text": f"noise {n}"}).status_code for n in range(21)]
+    assert said == [202] * 20 + [429]
+    assert scene.program.post(here, json={"text": "late", "trigger": trigger, "hop": 1}).status_code == 429
+    scene.report(order, "failed", "runtime.gone")
+    scene.ended(trigger)
+
+
+@pytest.mark.parametrize(
+    ("toml", "why"),
+    [
+        ('[external]\nfallback = "gofer"\n', "external is for an agent with runtime"),
+        ('runtime = "tmux"\n[external]\nfallback = "odd"\n', "cannot stand in for itself"),
+        ('runtime = "tmux"\n[heartbeat]\nenabled = true\n', "heartbeat is for agents that Gofer runs itself"),
+        ('runtime = "telnet"\n', "runtime"),
+        ('runtime = "tmux"\n[external]\ncommand = "rm"\n', "external.command"),
+        ('runtime = "tmux"\n[external]\nack_within = 0\n', "external.ack_within"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused_in_words(tmp_path: Path, toml: str, why: str) -> None:
+    (tmp_path / "odd.toml").write_text(toml)
+    with pytest.raises(AgentFileError, match=why):
+        AgentFiles(tmp_path).get("odd")
+
+
+def test_doctor_says_which_external_agents_cannot_be_woken(scene: Scene) -> None:
+    found = {each["check"]: each for each in scene.owner.get("/doctor").json()["findings"]}
+    assert "No runtime of other" in found["external agent other"]["what"]

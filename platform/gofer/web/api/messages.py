@@ -16,6 +16,7 @@ from gofer.jobs.kinds import ANSWER
 from gofer.jobs.notifications import JOBS
 from gofer.runs.posts import Post, submit_post
 from gofer.runtimes.requests import say_for_hop
+from gofer.runtimes.safeguards import check_posts
 from gofer.store.ids import new_id
 from gofer.store.tables import connections, jobs
 from gofer.web.api.http import MAX_ID, WHOLE, WORKSPACE, RequestModel, json_response, parse_body, platform_of
@@ -26,6 +27,7 @@ from gofer.web.auth.members import digest, first_owner
 from gofer.web.chat.posts import ChatPost, take
 from gofer.web.chat.rooms import INTEGRATION, Room, choosable, find_room, open_room, web_connection
 from gofer.web.queries.conversations import find_conversation
+from gofer.web.queries.runtimes import agent_spec
 
 
 class NewMessage(RequestModel):
@@ -144,6 +146,7 @@ async def _answer_hop(request: Request, conversation_id: str, text: str, hop: tu
 
     def say(connection: Connection) -> dict[str, Any]:
         find_conversation(connection, conversation_id, agent)
+        check_posts(connection, conversation_id, agent, platform.settings.posts_per_minute)
         return say_for_hop(
             connection, platform.vault, conversation_id=conversation_id, agent=agent, hop=hop, text=text
         )
@@ -157,9 +160,16 @@ async def _answer_hop(request: Request, conversation_id: str, text: str, hop: tu
 async def post(request: Request, conversation_id: str, post: Post) -> Response:
     """Make the job that says or asks something, in an agent's name if the token is bound to one."""
     platform, agent = platform_of(request), visitor_of(request).agent
+    external = bool(agent) and (await agent_spec(platform, agent)).runtime is not None
     job_id = await platform.database.write(
         partial(
-            _post, platform=platform, conversation_id=conversation_id, post=post, agent=agent, request=request
+            _post,
+            platform=platform,
+            conversation_id=conversation_id,
+            post=post,
+            agent=agent,
+            request=request,
+            most=platform.settings.posts_per_minute if external else None,
         )
     )
     platform.signals.wake(JOBS)
@@ -174,8 +184,11 @@ def _post(
     post: Post,
     agent: str,
     request: Request,
+    most: int | None = None,
 ) -> int:
     find_conversation(connection, conversation_id, agent)
+    if most is not None:
+        check_posts(connection, conversation_id, agent, most)
     key = request.headers.get(HEADER)
     whose = f"{visitor_of(request).member_id}:{agent}:{conversation_id}"
     return submit_post(
