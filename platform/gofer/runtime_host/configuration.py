@@ -146,10 +146,13 @@ def read_file(path: Path) -> HostSettings:
         raise ConfigError(
             f"{path} cannot be read ({error.strerror}). docs/external-agents.md shows one to copy."
         ) from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         # Checked on the open file, so it cannot be exchanged between the check and the read.
-        _check_owner(path, os.fstat(file.fileno()))
-        content = file.read(MAX_FILE + 1)
+        _check_owner(path, os.fstat(descriptor))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(MAX_FILE + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > MAX_FILE:
         raise ConfigError(f"{path} is larger than a file of settings can be.")
     try:

@@ -194,8 +194,8 @@ class RuntimeHost:
             return
         if self._journal.knows(order.id):
             # It was begun before: it is never done again, only told again.
-            kept = self._journal.untold.get(order.id, HostReport(status="unknown", reason="host.restarted"))
-            self._begin(order.id, self._report(order.id, kept))
+            unknown = HostReport(status="unknown", reason="host.restarted")
+            self._begin(order.id, self._report(order.id, self._journal.end_of(order.id) or unknown))
             return
         self._begin(order.id, self._carry_out(order))
 

@@ -140,6 +140,11 @@ class OrderJournal:
         """Whether an order was begun, ever."""
         return order in self._entries
 
+    def end_of(self, order: str) -> HostReport | None:
+        """What became of an order, as far as that can be said once more: an answer is kept only until it was told."""
+        end = self._entries[order].end
+        return None if end is None or (end.status == "answered" and not end.text) else end
+
     def begin(self, order: str) -> None:
         """Write down that an order is begun; on the disk when this returns."""
         self._entries[order] = _Entry()
