@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,10 @@ class ScriptedAgent:
     async def prompt(self, session_id: str, prompt: list[Any], **more: Any) -> PromptResponse:
         text = prompt[0].text
         note("prompt", text)
-        verb, _, rest = text.rpartition("\n")[2].partition(" ")
+        asked = re.search(
+            r"commands to Gofer:\n[^:]*: (.*)", text
+        )  # in what Gofer says, or the last line of a text
+        verb, _, rest = (asked[1] if asked else text.rpartition("\n")[2]).partition(" ")
         ended: Any = await getattr(self, f"do_{verb}", self.do_say)(session_id, rest)
         return PromptResponse(stop_reason=ended)
 

@@ -20,9 +20,8 @@ import pytest
 from support.patience import until
 
 AGENT = Path(__file__).with_name("pane_agent.py")
-needs_tmux = pytest.mark.skipif(
-    shutil.which("tmux") is None, reason="tmux is not installed (apt-get install tmux); panes were not tried"
-)
+MISSING = "tmux is not installed (apt-get install tmux); panes were not tried"
+needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason=MISSING)
 
 
 class Terminals:
@@ -97,6 +96,8 @@ class Terminals:
 @contextlib.contextmanager
 def terminals() -> Iterator[Terminals]:
     """A server in a short path: the name of a socket has at most a hundred characters."""
+    if shutil.which("tmux") is None:
+        pytest.skip(MISSING)
     with tempfile.TemporaryDirectory(prefix="gt", dir="/tmp") as folder:
         made = Terminals(Path(folder))
         try:

@@ -14,12 +14,10 @@ import pytest
 
 from gofer.crash import EXIT_CODE
 from support.patience import patience, until
-from support.terminals import AGENT, Terminals, needs_tmux, terminals
+from support.terminals import AGENT, Terminals, terminals
 from support.web_server import House
 
 from .conftest import Scene, furnish
-
-pytestmark = needs_tmux
 
 FILE = """
 host = "laptop"
@@ -36,6 +34,17 @@ socket = "{socket}"
 {more}
 """
 
+ACP_FILE = """
+host = "laptop"
+url = "{url}"
+state = "{state}"
+
+[runtimes.{runtime}]
+agent = "coder"
+kind = "acp"
+command = {command}
+"""
+
 
 @pytest.fixture(scope="module")
 def desk() -> Iterator[Terminals]:
@@ -46,8 +55,10 @@ def desk() -> Iterator[Terminals]:
 class Station:
     """A host's file and the processes that a test starts with it."""
 
-    def __init__(self, scene: Scene, desk: Terminals, folder: Path) -> None:
-        self.scene, self.desk, self.folder = scene, desk, folder
+    def __init__(self, scene: Scene, folder: Path, desk: Terminals | None = None) -> None:
+        self.scene, self.folder = scene, folder
+        if desk is not None:
+            self.desk = desk
         self.pane = ""
         self.processes: list[subprocess.Popen[str]] = []
         self.token = scene.host.headers["authorization"].removeprefix("Bearer ")
@@ -108,7 +119,7 @@ class Station:
 
 @pytest.fixture
 def station(scene: Scene, desk: Terminals, tmp_path: Path) -> Iterator[Station]:
-    made = Station(scene, desk, tmp_path)
+    made = Station(scene, tmp_path, desk)
     yield made
     made.close()
 
@@ -208,3 +219,35 @@ def test_two_members_have_a_runtime_each(house: House, desk: Terminals) -> None:
     scene.post(order, "Mine.")
     scene.ended(trigger)
     scene.owner.delete(f"/runtimes/{scene.runtime}")
+
+
+def test_an_agent_that_speaks_acp_answers_and_asks_people_for_permission(
+    house: House, tmp_path: Path
+) -> None:
+    scene = furnish(house, "coder", kind="acp")
+    station = Station(scene, tmp_path)
+    command = [sys.executable, str(AGENT.with_name("acp_agent.py")), str(tmp_path)]
+    path = tmp_path / "runtimes.toml"
+    path.write_text(
+        ACP_FILE.format(url=house.url, state=tmp_path / "state", runtime=scene.runtime, command=command)
+    )
+    path.chmod(0o600)
+    station.start()
+    try:
+        station.wait_for("idle")
+        conversation, trigger = scene.say("permit cake")
+        asked = scene.until(lambda: _open_question(scene, conversation))
+        assert "The agent asks for permission" in asked["question"]
+        answered = scene.owner.post(f"/questions/{asked['id']}/answer", json={"text": "Yes"})
+        assert answered.status_code in (200, 202), answered.text
+        scene.ended(trigger)
+        scene.until(lambda: any("selected" in text for text in scene.replies(conversation)))
+        assert scene.hops(trigger) == [("live", "answered", "")]
+    finally:
+        station.close()
+        scene.owner.delete(f"/runtimes/{scene.runtime}")
+
+
+def _open_question(scene: Scene, conversation: str) -> Any:
+    found = scene.owner.get("/questions").json()["questions"]
+    return next((each for each in found if each["conversation_id"] == conversation), None)
