@@ -177,32 +177,22 @@ def test_a_host_that_dies_never_pastes_twice_and_says_that_it_does_not_know(
     assert len(station.desk.told(station.name)) == pastes
 
 
-def test_a_second_host_a_strangers_token_and_an_open_file_are_refused(station: Station, house: House) -> None:
+def test_a_second_host_and_a_strangers_host_are_refused(station: Station, house: House) -> None:
     station.agent()
     path = station.write()
     station.start()
     station.wait_for("idle")
-    assert "runs already" in _refused(station, 78)
-    path.chmod(0o666)
-    assert "chmod go-w" in _refused(station, 78)
+    assert station.start().wait(patience(20)) == 78
+    station.says("A host with this name runs already")
+    # As if on another machine: nothing of the first one's is in its way.
     path.write_text(path.read_text().replace(str(station.folder / "state"), str(station.folder / "other")))
-    path.chmod(0o600)
     other = station.start()
-    station.says("is announced")
+    station.says("is announced by the host laptop.")
     other.kill()
+    other.wait()
     station.token = house.token(house.member("stranger", "operator"), "write", scopes={"runtimes": "write"})
-    stranger = station.start()
+    station.start()
     station.says("no such runtime of yours")
-    stranger.kill()
-    station.token = "gofer_nothing"
-    assert "refuses the token" in _refused(station, 78)
-
-
-def _refused(station: Station, code: int) -> str:
-    process = station.start()
-    ended, told = process.wait(patience(20)), station.errors().read_text()
-    assert ended == code, told
-    return told
 
 
 def test_two_members_have_a_runtime_each(house: House, desk: Terminals) -> None:
