@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from websockets.exceptions import ConnectionClosed
 
-from protocols.gateway_client import Frame, GatewayRefused, hello_params, line
+from gofer.store.tables import devices
+from protocols.gateway_client import Frame, GatewayRefused, checker, gateway, hello_params, line
 from support.web_server import House
 
 
@@ -123,3 +125,114 @@ def test_a_proof_is_good_for_one_connection(house: House, token: str) -> None:
 def test_a_proof_does_not_stand_for_a_token(house: House, token: str) -> None:
     assert connect_with(house, "gofer_wrong") in ("AUTH_TOKEN_MISMATCH", "AUTH_RATE_LIMITED")
     assert connect_with(house, "") == "AUTH_TOKEN_MISSING"
+
+
+FAR = {"X-Forwarded-For": "192.0.2.9"}
+"""As a proxy on this machine says that somebody else asks."""
+
+
+def connect_as(
+    house: House, device: Device, token: str, headers: dict[str, str] | None = None, **more: Any
+) -> Frame:
+    """What a device gets in its hello; raises GatewayRefused."""
+    with line(house.url, headers) as client:
+        given = hello_params(token, **more)
+        given["device"] = device.proof(given, client.frames[0]["payload"]["nonce"])
+        hello: Frame = client.ask("connect", **given)
+        assert client.ask("health")["ok"] is True
+        auth: Frame = hello["auth"]
+        return auth
+
+
+def test_a_device_from_elsewhere_waits_for_an_owner(house: House, token: str) -> None:
+    device = Device()
+    with pytest.raises(GatewayRefused) as refused:
+        connect_as(house, device, token, FAR)
+    assert (refused.value.code, refused.value.detail) == ("NOT_PAIRED", "PAIRING_REQUIRED")
+    assert refused.value.error["details"]["requestId"] == device.id
+    with gateway(house, token) as owner:
+        waiting = owner.ask("device.pair.list")["pending"]
+        assert device.id in [each["requestId"] for each in waiting]
+        owner.ask("device.pair.approve", requestId=device.id)
+    issued = connect_as(house, device, token, FAR)["deviceToken"]
+    # From here on its own token does.
+    assert connect_as(house, device, issued, FAR)["scopes"]
+    assert issued not in str(house.api(token).get("/devices").json())
+    with gateway(house, token) as owner:
+        rotated = owner.ask("device.token.rotate", deviceId=device.id, role="operator")
+        checker("DeviceTokenRotateResult").validate(rotated)
+    with pytest.raises(GatewayRefused) as refused:
+        connect_as(house, device, issued, FAR)
+    assert refused.value.detail in ("AUTH_DEVICE_TOKEN_MISMATCH", "AUTH_RATE_LIMITED")
+
+
+def test_a_devices_token_is_good_with_its_key_alone(house: House, token: str) -> None:
+    device = Device()
+    issued = connect_as(house, device, token)["deviceToken"]
+    assert connect_as(house, device, issued)["scopes"]
+    with pytest.raises(GatewayRefused) as refused:
+        connect_as(house, Device(), issued)
+    assert refused.value.detail in ("AUTH_DEVICE_TOKEN_MISMATCH", "AUTH_RATE_LIMITED")
+    with line(house.url) as client:
+        assert client.refused("connect", **hello_params(issued)).detail == "DEVICE_IDENTITY_REQUIRED"
+    assert house.api(issued).get("/me").status_code == 401
+
+
+def test_a_lesser_token_makes_no_greater_device(house: House) -> None:
+    operator = house.token(house.member("odo", "operator", password=""), "write")
+    bound = house.token(house.owner(), "write", agent="gofer")
+    for value in (operator, bound, house.token(house.owner(), "write")):
+        assert "deviceToken" not in connect_as(house, Device(), value)
+
+
+def test_a_device_that_is_removed_is_cut_off(house: House, token: str) -> None:
+    device = Device()
+    issued = connect_as(house, device, token)["deviceToken"]
+    with line(house.url) as client:
+        given = hello_params(issued)
+        given["device"] = device.proof(given, client.frames[0]["payload"]["nonce"])
+        client.ask("connect", **given)
+        assert house.api(token).delete(f"/devices/{device.id}").status_code == 200
+        asked = client.send("health", {})
+        with pytest.raises(ConnectionClosed):
+            client.response(asked)
+
+
+def test_a_device_of_somebody_else_is_not_taken(house: House, token: str) -> None:
+    device = Device()
+    connect_as(house, device, token)
+    other = house.token(house.member("otis", "operator", password=""), "write")
+    with pytest.raises(GatewayRefused) as refused:
+        connect_as(house, device, other)
+    assert refused.value.detail == "DEVICE_AUTH_INVALID"
+
+
+def test_a_row_that_somebody_else_wrote_lets_nobody_in(house: House, token: str) -> None:
+    device = Device()
+    issued = connect_as(house, device, token)["deviceToken"]
+    by_hand = devices.update().where(devices.c.id == device.id).values(scopes="operator.admin")
+    house.write(lambda connection: connection.execute(by_hand).rowcount)
+    with pytest.raises(GatewayRefused):
+        connect_as(house, device, issued)
+    house.write(lambda connection: connection.execute(devices.delete().where(devices.c.id == device.id)))
+
+
+def test_only_owners_pair(house: House) -> None:
+    operator = house.token(house.member("orson", "operator", password=""), "write")
+    with gateway(house, operator) as client:
+        assert client.refused("device.pair.list").code == "FORBIDDEN"
+    assert house.api(operator).get("/devices").status_code == 403
+
+
+def test_the_api_pairs_by_a_key(house: House, token: str) -> None:
+    device = Device()
+    given = {"name": "board", "public_key": base64_url(device.public), "scopes": ["operator.read"]}
+    made = house.api(token).post("/devices", json=given)
+    assert made.status_code == 201
+    assert made.json()["id"] == device.id
+    assert connect_as(house, device, made.json()["token"])["scopes"] == ["operator.read"]
+    assert house.api(token).post("/devices", json=given).status_code == 409
+    assert house.api(token).post("/devices", json={**given, "public_key": "AAAA"}).status_code in (400, 422)
+    assert house.api(token).post("/devices", json={**given, "scopes": ["root"]}).status_code in (400, 422)
+    assert house.api(token).delete(f"/devices/{device.id}").status_code == 200
+    assert house.api(token).delete(f"/devices/{device.id}").status_code == 404

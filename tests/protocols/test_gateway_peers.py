@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -12,8 +11,6 @@ from typing import Any
 
 import pytest
 from benchmarks.node_peers import NODE, ROOT, NotInstalled, install
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from protocols.gateway_client import EVENTS, SCHEMA, checker
 from support.patience import patience
@@ -91,26 +88,8 @@ def sdk() -> Path:
     return place
 
 
-def write_identity(folder: Path, token: str) -> None:
-    """The files in which the SDK looks for its device and its token."""
-    key = Ed25519PrivateKey.generate()
-    raw = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-    device = {
-        "deviceId": hashlib.sha256(raw).hexdigest(),
-        "privateKeyPem": key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode(),
-        "publicKeyPem": key.public_key()
-        .public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-        .decode(),
-    }
-    scopes = ["operator.read", "operator.write"]
-    operator = {"token": token, "role": "operator", "scopes": scopes}
-    folder.mkdir(parents=True)
-    (folder / "device.json").write_text(json.dumps(device))
-    (folder / "device-auth.json").write_text(json.dumps({"tokens": {"operator": operator}}))
-
-
-def test_the_sdk_from_pypi_holds_a_conversation(sdk: Path, house: House, token: str, tmp_path: Path) -> None:
-    write_identity(tmp_path / ".openclaw" / "identity", token)
+def test_the_sdk_from_pypi_holds_a_conversation(sdk: Path, house: House, tmp_path: Path) -> None:
+    _pair(house, tmp_path / ".openclaw")
     url = f"{house.url.replace('http', 'ws')}/gateway"
     command = [sys.executable, str(HERE / "gateway_peer.py"), url]
     told = _run(command, tmp_path, HOME=str(tmp_path), PYTHONPATH=str(sdk))
@@ -121,3 +100,10 @@ def test_the_sdk_from_pypi_holds_a_conversation(sdk: Path, house: House, token: 
     assert [role for role, _ in told["history"]][:2] == ["user", "assistant"]
     assert "three" in told["after"]
     assert told["healthy"] is True
+
+
+def _pair(house: House, folder: Path) -> None:
+    """Make a device and its files, as a person does."""
+    command = [sys.executable, "-m", "gofer", "devices", "pair", "peer", "--openclaw", str(folder)]
+    environment = {"GOFER_DATA_DIR": str(house.settings.data_dir), "PATH": os.environ["PATH"]}
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=patience(60))

@@ -67,6 +67,7 @@ from gofer.store.tables import (
     sign_in_links,
     web_sessions,
 )
+from gofer.web.auth.devices import add_device
 from gofer.web.auth.members import add_member, digest, new_link
 from gofer.web.auth.sessions import begin_session, new_token
 from gofer_standins.telegram import Telegram
@@ -90,6 +91,7 @@ FIRST_SIGNED = {
     "shell": "agent_id conversation_id record trust",
     "goal": "agent_id asked_by budget connection_id conversation_id created_at id message_seq narrowed needs_approval "
     "participant_id trust until workspace_id",
+    "device": "created_at digest id member_id name paired_at scopes",
 }
 """What the first release that signs has signed."""
 
@@ -168,6 +170,7 @@ async def filled(world: World) -> None:
         member = add_member(c, name="eve", role="viewer")
         begin_session(c, member, by="password", address="", agent="")
         new_token(c, member, name="t", scope="read")
+        add_device(c, member, public_key="A" * 43, name="d", scopes=["operator.read"], paired=True)
         new_link(c, member)
         person = {"workspace_id": FIRST_WORKSPACE, "integration": "hello", "subject": "bob", "name": "Bob"}
         grant_role(c, **person, role="member", by="test")

@@ -1411,6 +1411,34 @@ class TokenMade(Shape):
     expires_at: float | None
 
 
+class Device(Shape):
+    """A key that a program connects with."""
+
+    id: str
+    name: str
+    member: str
+    scopes: list[str]
+    paired: bool = Field(description="False while it waits for an owner.")
+    has_token: bool
+    created_at: float
+    used_at: float | None
+    refused: bool = Field(description="Its row was not written by Gofer, so it counts for nothing.")
+
+
+class Devices(Shape):
+    """The newest first."""
+
+    devices: list[Device]
+
+
+class DeviceMade(Shape):
+    """A device that was paired, with its token, shown this once."""
+
+    id: str
+    token: str
+    scopes: list[str]
+
+
 class AuditEntry(Shape):
     """A change somebody asked for."""
 

@@ -42,6 +42,7 @@ from gofer.store.tables import (
     agents,
     api_tokens,
     connections,
+    devices,
     goals,
     identities,
     members,
@@ -63,6 +64,7 @@ log = structlog.get_logger()
 AnyRow: TypeAlias = Row[*tuple[Any, ...]]
 
 TABLES: tuple[Table, ...] = (
+    devices,
     members,
     web_sessions,
     api_tokens,
@@ -84,6 +86,7 @@ FREE: dict[str, frozenset[str]] = {
     "member": frozenset({"signed_in_at"}),
     "web_session": frozenset({"seen_at"}),
     "api_token": frozenset({"used_at"}),
+    "device": frozenset({"used_at"}),
     "connection": frozenset({"data_key"}),
     "agent": frozenset({"load"}),
     "schedule": frozenset({"next_at"}),

@@ -340,6 +340,24 @@ class ApiToken(SQLModel, table=True):
     mac: bytes | None = _mac()
 
 
+class Device(SQLModel, table=True):
+    """A key that a program connects with over the gateway protocol, in the name of a Member."""
+
+    id: str = Field(primary_key=True)
+    """The hash of its public key, in hex."""
+    member_id: str = Field(foreign_key="member.id", index=True, ondelete="CASCADE")
+    name: str
+    scopes: str
+    """What its token may do at most: words such as `operator.write`."""
+    digest: str | None = None
+    """A hash of its token, which itself is shown once and kept nowhere."""
+    created_at: float
+    paired_at: float | None = None
+    """When an owner let it in; None while it waits for that."""
+    used_at: float | None = None
+    mac: bytes | None = _mac()
+
+
 class SignInLink(SQLModel, table=True):
     """A link that signs a Member in, once and soon."""
 
@@ -1185,6 +1203,7 @@ strangers = table(Stranger)
 members = table(Member)
 web_sessions = table(WebSession)
 api_tokens = table(ApiToken)
+devices = table(Device)
 sign_in_links = table(SignInLink)
 sign_in_delays = table(SignInDelay)
 audit_entries = table(AuditEntry)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,9 @@ Start = Callable[..., Process]
 LINK = re.compile(r"Open (http://127\.0\.0\.1:\d+/link/\S+)")
 
 
-def test_the_first_link_is_printed_until_somebody_has_used_it(start: Start, terminal: Terminal) -> None:
+def test_the_first_link_is_printed_until_somebody_has_used_it(
+    start: Start, terminal: Terminal, tmp_path: Path
+) -> None:
     server = start().wait_until_ready()
     until(lambda: LINK.search(server.text()))
     assert not [line for line in server.log() if "/link/" in str(line)]
@@ -43,6 +47,16 @@ def test_the_first_link_is_printed_until_somebody_has_used_it(start: Start, term
     assert known["used_at"] is not None
     terminal("tokens", "revoke", known["id"])
     assert "no token" in terminal("tokens", "revoke", known["id"], fails=3)
+    # A device, with the files that OpenClaw's SDK looks for.
+    folder = tmp_path / "openclaw"
+    terminal("devices", "pair", "laptop", "--openclaw", str(folder))
+    assert stat.S_IMODE((folder / "identity" / "device.json").stat().st_mode) == 0o600
+    assert "device already" in terminal("devices", "pair", "laptop", "--openclaw", str(folder), fails=78)
+    (device,) = terminal.json("devices", "list")["devices"]
+    assert json.loads((folder / "identity" / "device-auth.json").read_text())["deviceId"] == device["id"]
+    terminal("devices", "pair", device["id"][:16])
+    terminal("devices", "remove", device["id"][:16])
+    assert "no device" in terminal("devices", "remove", device["id"][:16], fails=3)
     assert "only owner" in terminal("members", "remove", "owner", "--yes", fails=4)
     terminal("members", "remove", "anna", "--yes")
     assert "no member" in terminal("link", "anna", fails=3)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Alembic takes a tenth of a second to import and is needed only when there is something to migrate.
 
-NEWEST = "0020-0004"
+NEWEST = "0021-0004"
 """The version this release brings a database to; a test compares it with the scripts."""
 _LATER = re.compile(r"\d{4}-(?P<oldest>\d{4})")
 

@@ -20,7 +20,7 @@ from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
 from gofer.store.ids import new_id
-from gofer.store.tables import api_tokens, members, sign_in_links, web_sessions
+from gofer.store.tables import api_tokens, devices, members, sign_in_links, web_sessions
 from gofer.web.auth.passwords import Passwords
 from gofer.web.auth.principal import Role
 
@@ -107,6 +107,7 @@ def change_member(
         # A first password replaces none that somebody else could have known.
         if member.password and not keep_tokens:
             connection.execute(delete(api_tokens).where(api_tokens.c.member_id == member.id))
+            connection.execute(delete(devices).where(devices.c.member_id == member.id))
 
 
 def remove_member(connection: Connection, named: str) -> str:

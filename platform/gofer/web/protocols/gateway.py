@@ -24,13 +24,21 @@ from gofer.app import Platform
 from gofer.errors import GoferError, TooBusy, TooOften
 from gofer.web.auth import NotSignedIn, Visitor, audited_as, caller_of
 from gofer.web.auth.client_address import network_of
+from gofer.web.auth.devices import DEVICE_TOKEN, by_device, device_used
 from gofer.web.auth.guard import GATEWAY
 from gofer.web.auth.sessions import by_session, by_token
 from gofer.web.client_socket import Allowance, ClientSocket, ClientSockets, CloseCodes
 from gofer.web.problems import problem
-from gofer.web.protocols import gateway_chat, gateway_control, gateway_instance, gateway_sessions
+from gofer.web.protocols import (
+    gateway_chat,
+    gateway_control,
+    gateway_devices,
+    gateway_instance,
+    gateway_sessions,
+)
 from gofer.web.protocols.device_proof import check_device
 from gofer.web.protocols.gateway_client import GatewayCall, GatewayClient, GatewayCredential, Method
+from gofer.web.protocols.gateway_devices import let_device_in
 from gofer.web.protocols.gateway_follow import now_ms
 from gofer.web.protocols.gateway_frames import (
     MAX_BEFORE_CONNECT,
@@ -81,6 +89,7 @@ METHODS: dict[str, Method] = {
     **gateway_sessions.METHODS,
     **gateway_instance.METHODS,
     **gateway_control.METHODS,
+    **gateway_devices.METHODS,
 }
 """Everything that a client may ask for; any other method is refused by name."""
 EVENTS = ("connect.challenge", "tick", "chat", "agent", "session.message", "session.tool", "sessions.changed")
@@ -94,7 +103,9 @@ class _Greeted:
     params: ConnectParams
     version: int
     visitor: Visitor
+    allowed: frozenset[str]
     credential: GatewayCredential
+    device_token: str
 
 
 class Allowances:
@@ -180,8 +191,9 @@ class GatewayDoor:
             if params.role != "operator":
                 raise invalid(f"the role {params.role[:40]!r} is not supported: connect as operator")
             check_device(params, nonce)
-            visitor, credential = await self._recognise(socket.websocket, params, address)
-            return _Greeted(frame.id, params, version, visitor, credential)
+            visitor, allowed, credential = await self._recognise(socket.websocket, params, address)
+            device_token = await self._paired(socket.websocket, params, visitor, allowed, credential)
+            return _Greeted(frame.id, params, version, visitor, allowed, credential, device_token)
         except GoferError as error:
             await self._turn_away(socket, error, error.about if isinstance(error, Unreadable) else about)
             return None
@@ -194,11 +206,15 @@ class GatewayDoor:
 
     async def _recognise(
         self, websocket: WebSocket, params: ConnectParams, address: str
-    ) -> tuple[Visitor, GatewayCredential]:
+    ) -> tuple[Visitor, frozenset[str], GatewayCredential]:
         """Who connects, by the token in the frame, or as the request itself says; raises GatewayError."""
         caller = caller_of(websocket)
         token = (params.auth.token or params.auth.deviceToken or "").strip()
-        if token:
+        if token.startswith(DEVICE_TOKEN):
+            if params.device is None:
+                raise invalid("device identity required with a device token", "DEVICE_IDENTITY_REQUIRED")
+            credential = GatewayCredential("device", token, params.device.id)
+        elif token:
             credential = GatewayCredential("token", token)
         elif caller.session:
             credential = GatewayCredential("session", caller.session)
@@ -208,27 +224,61 @@ class GatewayDoor:
         if not credential.value:
             words = "unauthorized: send a token of Gofer as auth.token. `gofer tokens add` makes one."
             raise invalid(words, "AUTH_TOKEN_MISSING")
-        visitor = await self._visitor(credential)
-        if visitor is None:
-            raise self._unknown(address)
-        if not visitor.member_id or not allowed_scopes(visitor):
+        found = await self._visitor(credential)
+        if found is None:
+            raise self._unknown(address, credential)
+        visitor, allowed = found
+        if not visitor.member_id or not allowed:
             raise invalid("unauthorized: this token has no scope for messages", "AUTH_SCOPE_MISMATCH")
-        return visitor, credential
+        return visitor, allowed, credential
 
-    def _unknown(self, address: str) -> GatewayError:
+    async def _paired(
+        self,
+        websocket: WebSocket,
+        params: ConnectParams,
+        visitor: Visitor,
+        allowed: frozenset[str],
+        credential: GatewayCredential,
+    ) -> str:
+        """Let in the device that a client names; returns a token that is new for it. Raises GatewayError."""
+        if params.device is None:
+            return ""
+        if credential.kind == "device":
+            await self._platform.database.write(partial(device_used, id_=credential.device))
+            return ""
+        near = websocket.scope["gofer.peers"].is_this_machine(websocket.scope, websocket.headers)
+        wanted = granted_scopes(params.scopes, allowed)
+        # A refusal is a value: raised, it would take back the request to be paired.
+        token = await self._platform.database.write(
+            partial(let_device_in, params=params, visitor=visitor, scopes=wanted, near=near)
+        )
+        if isinstance(token, GatewayError):
+            raise token
+        return token
+
+    def _unknown(self, address: str, credential: GatewayCredential) -> GatewayError:
         if not self._failures.spend(address):
             return GatewayError(
                 "UNAVAILABLE", "too many wrong tokens", detail="AUTH_RATE_LIMITED", retry_after=30
             )
-        return invalid("unauthorized: the token is unknown, revoked or expired", "AUTH_TOKEN_MISMATCH")
+        code = "AUTH_DEVICE_TOKEN_MISMATCH" if credential.kind == "device" else "AUTH_TOKEN_MISMATCH"
+        return invalid("unauthorized: the token is unknown, revoked or expired", code)
 
-    async def _visitor(self, credential: GatewayCredential) -> Visitor | None:
-        """Whom a credential speaks for now."""
+    async def _visitor(self, credential: GatewayCredential) -> tuple[Visitor, frozenset[str]] | None:
+        """Whom a credential speaks for now, and the scopes that it may have."""
         if not 0 < len(credential.value) <= MAX_CREDENTIAL:
             return None
+        if credential.kind == "device":
+            device = await self._platform.database.read(
+                partial(by_device, value=credential.value, id_=credential.device)
+            )
+            if device is None:
+                return None
+            visitor, scopes = device
+            return visitor, frozenset(granted_scopes(scopes, allowed_scopes(visitor)))
         look = by_session if credential.kind == "session" else by_token
         found = await self._platform.database.read(partial(look, value=credential.value))
-        return found.visitor if found is not None else None
+        return (found.visitor, allowed_scopes(found.visitor)) if found is not None else None
 
     # The conversation.
 
@@ -240,7 +290,8 @@ class GatewayDoor:
             credential=greeted.credential,
             version=greeted.version,
             info=greeted.params.client,
-            scopes=granted_scopes(greeted.params.scopes, allowed_scopes(greeted.visitor)),
+            allowed=greeted.allowed,
+            scopes=granted_scopes(greeted.params.scopes, greeted.allowed),
         )
         socket.credential = greeted.credential.kind, greeted.credential.value
         socket.websocket.state.gateway = client
@@ -248,14 +299,16 @@ class GatewayDoor:
         async with socket.closing("gateway.socket_failed"):
             try:
                 with self._sockets.entered(socket, client.visitor.member_id, most=MAX_CONNECTIONS):
-                    await socket.send_json(response(greeted.request_id, await self._hello(client)))
+                    hello = await self._hello(client, greeted.device_token)
+                    await socket.send_json(response(greeted.request_id, hello))
                     await socket.run(self._hear(client), _tick(client))
             except TooBusy as error:
                 await self._turn_away(socket, error, greeted.request_id)
             finally:
                 await client.leave()
 
-    async def _hello(self, client: GatewayClient) -> Frame:
+    async def _hello(self, client: GatewayClient, device_token: str) -> Frame:
+        issued = {"deviceToken": device_token, "issuedAtMs": now_ms()} if device_token else {}
         limits = {"maxPayload": MAX_PAYLOAD, "maxBufferedBytes": MAX_BUFFERED}
         return {
             "type": "hello-ok",
@@ -268,17 +321,17 @@ class GatewayDoor:
                 "stateVersion": {"presence": 0, "health": 0},
                 "uptimeMs": gateway_instance.uptime_ms(self._platform),
             },
-            "auth": {"role": "operator", "scopes": list(client.scopes)},
+            "auth": {"role": "operator", "scopes": list(client.scopes), **issued},
             "policy": {**limits, "tickIntervalMs": int(TICK_INTERVAL * 1000)},
         }
 
     async def _check(self, websocket: WebSocket) -> None:
         """Raises NotSignedIn once a client's credential holds no longer."""
         client: GatewayClient = websocket.state.gateway
-        visitor = await self._visitor(client.credential)
-        if visitor is None:
+        found = await self._visitor(client.credential)
+        if found is None:
             raise NotSignedIn("The token is revoked or has expired.")
-        client.visitor = visitor
+        client.visitor, client.allowed = found
 
     async def _hear(self, client: GatewayClient) -> None:
         while True:
@@ -315,7 +368,7 @@ class GatewayDoor:
             known = "connect is the first request only" if frame.method == "connect" else "unknown method"
             raise invalid(f"{known}: {frame.method[:100]}")
         await self._check(client.socket.websocket)
-        if method.scope not in granted_scopes(client.scopes, allowed_scopes(client.visitor)):
+        if method.scope not in granted_scopes(client.scopes, client.allowed):
             raise GatewayError("FORBIDDEN", f"missing scope: {method.scope}", missingScope=method.scope)
         return method
 

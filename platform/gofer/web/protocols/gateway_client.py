@@ -36,8 +36,10 @@ _OF_PAGE = re.compile(r"room_[a-z0-9]{16}")
 class GatewayCredential:
     """What a client came with."""
 
-    kind: Literal["token", "session"]
+    kind: Literal["token", "session", "device"]
     value: str = field(repr=False)
+    device: str = ""
+    """The id of the device whose token it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,10 @@ class GatewayClient:
     credential: GatewayCredential
     version: int
     info: ClientInfo
+    allowed: frozenset[str]
+    """The scopes that its credential may have now."""
     scopes: tuple[str, ...]
+    """Those of them that it was granted."""
     id: str = field(default_factory=lambda: new_id("conn"))
     _number: int = 0
     _followed: dict[str, tuple[SessionFollower, asyncio.Task[None]]] = field(default_factory=dict)

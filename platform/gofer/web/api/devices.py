@@ -1,0 +1,90 @@
+"""Devices, with which programs connect over the gateway protocol."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field
+from sqlalchemy import Connection
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.errors import Malformed
+from gofer.web.api.http import (
+    EmptyBody,
+    RequestModel,
+    json_response,
+    parse_body,
+    platform_of,
+    secret_response,
+)
+from gofer.web.auth import note
+from gofer.web.auth.devices import (
+    add_device,
+    list_devices,
+    new_device_token,
+    pair_device,
+    remove_device,
+)
+from gofer.web.auth.members import find_member, first_owner
+
+GATEWAY_SCOPES = (
+    "operator.read",
+    "operator.write",
+    "operator.admin",
+    "operator.approvals",
+    "operator.pairing",
+)
+
+
+class NewDevice(RequestModel):
+    """A device to pair."""
+
+    name: str = Field(min_length=1, max_length=100, description="What it is.")
+    public_key: str = Field(
+        min_length=1, max_length=100, description="Its Ed25519 key, raw, in base64 for addresses."
+    )
+    scopes: list[Annotated[str, Field(max_length=60)]] = Field(
+        default=["operator.read", "operator.write"],
+        max_length=len(GATEWAY_SCOPES),
+        description="What its token may do at most, beside what its member may.",
+    )
+    member: str = Field(default="", max_length=200, description="Whose it is; the first owner's when empty.")
+
+
+async def index(request: Request) -> Response:
+    """List devices, also those that wait to be paired."""
+    return json_response(request, {"devices": await platform_of(request).database.read(list_devices)})
+
+
+async def add(request: Request) -> Response:
+    """Pair a device by its key. Its token is shown this once."""
+    new = await parse_body(request, NewDevice)
+    if stray := sorted(set(new.scopes) - {*GATEWAY_SCOPES}):
+        raise Malformed(f"scopes: {stray[0][:60]!r} is not one. Scopes: {', '.join(GATEWAY_SCOPES)}.")
+    note(request, name=new.name, scopes=" ".join(new.scopes))
+    return secret_response(await platform_of(request).database.write(partial(_add, new=new)), 201)
+
+
+def _add(connection: Connection, new: NewDevice) -> dict[str, Any]:
+    member = find_member(connection, new.member) if new.member else first_owner(connection)
+    id_ = add_device(
+        connection, member.id, public_key=new.public_key, name=new.name, scopes=new.scopes, paired=True
+    )
+    return {"id": id_, "token": new_device_token(connection, id_), "scopes": new.scopes}
+
+
+async def pair(request: Request) -> Response:
+    """Pair a device that waits for it."""
+    await parse_body(request, EmptyBody)
+    id_ = request.path_params["id"]
+    await platform_of(request).database.write(partial(pair_device, id_=id_))
+    return json_response(request, {"id": id_})
+
+
+async def remove(request: Request) -> Response:
+    """Forget a device and its token, at once."""
+    id_ = request.path_params["id"]
+    await platform_of(request).database.write(partial(remove_device, id_=id_))
+    return json_response(request, {"id": id_})

@@ -1,0 +1,164 @@
+"""Devices: keys that programs connect with over the gateway protocol, each paired with a member.
+
+A device's token is good only together with a proof of the device's key. Only its hash is stored.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, select, update
+
+from gofer.errors import Conflict, Malformed, NotFound
+from gofer.store import row_macs
+from gofer.store.db_time import now
+from gofer.store.tables import devices, members
+from gofer.web.auth.members import AnyRow, digest, find_member, new_value
+from gofer.web.auth.principal import Role, Visitor, lesser
+from gofer.web.auth.sessions import TOKEN
+
+DEVICE_TOKEN = f"{TOKEN}device_"
+"""What the token of a device begins with."""
+MAX_DEVICES = 50
+"""Of one member, with those that wait to be paired."""
+PENDING_LIFE = 86400.0
+"""Seconds for which a device waits to be paired."""
+
+
+def device_id(public_key: str) -> str:
+    """The id of a device by its public key, in base64 for addresses; raises Malformed."""
+    try:
+        raw = base64.b64decode(public_key + "=" * (-len(public_key) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        raw = b""
+    if len(raw) != 32:
+        raise Malformed("public_key: must be the 32 bytes of an Ed25519 key, in base64 for addresses.")
+    return hashlib.sha256(raw).hexdigest()
+
+
+def find_device(connection: Connection, id_: str) -> AnyRow | None:
+    """A device that Gofer itself wrote, paired or not."""
+    row = connection.execute(select(devices).where(devices.c.id == id_)).one_or_none()
+    return row if row is not None and row_macs.fits(connection, devices, row) else None
+
+
+def add_device(
+    connection: Connection, member_id: str, *, public_key: str, name: str, scopes: Iterable[str], paired: bool
+) -> str:
+    """Keep a device of a member, paired or waiting for it; returns its id. Raises Conflict."""
+    id_ = device_id(public_key)
+    row_macs.require(connection, members, find_member(connection, member_id))
+    old = devices.c.paired_at.is_(None) & (devices.c.created_at < now() - PENDING_LIFE)
+    connection.execute(delete(devices).where(old))
+    if connection.execute(select(devices.c.id).where(devices.c.id == id_)).first() is not None:
+        raise Conflict("There is such a device already. Remove it first: gofer devices remove")
+    if not has_room(connection, member_id):
+        raise Conflict(f"A member has {MAX_DEVICES} devices at most. Remove one: gofer devices remove")
+    row = {
+        "id": id_,
+        "member_id": member_id,
+        "name": name[:100],
+        "scopes": " ".join(scopes),
+        "created_at": now(),
+        "paired_at": now() if paired else None,
+    }
+    row_macs.insert(connection, devices, row)
+    return id_
+
+
+def has_room(connection: Connection, member_id: str) -> bool:
+    """Whether a member may have one more device."""
+    count = select(func.count()).select_from(devices).where(devices.c.member_id == member_id)
+    return int(connection.execute(count).scalar_one()) < MAX_DEVICES
+
+
+def pair_device(connection: Connection, id_: str) -> AnyRow:
+    """Pair a device that waits for it; returns its row. Raises NotFound."""
+    row = require_device(connection, id_)
+    if row.paired_at is not None:
+        return row
+    return row_macs.update(connection, devices, devices.c.id == id_, {"paired_at": now()})[0]
+
+
+def require_device(connection: Connection, id_: str) -> AnyRow:
+    """A device, paired or not; raises NotFound."""
+    row = find_device(connection, id_)
+    if row is None:
+        raise NotFound(f"There is no device {id_[:70]!r}. `gofer devices list` shows those there are.")
+    return row
+
+
+def new_device_token(connection: Connection, id_: str) -> str:
+    """A new token of a paired device, in place of the one it has; shown this once. Raises NotFound and Conflict."""
+    if require_device(connection, id_).paired_at is None:
+        raise Conflict("The device is not paired.")
+    value = DEVICE_TOKEN + new_value()
+    row_macs.update(connection, devices, devices.c.id == id_, {"digest": digest(value)})
+    return value
+
+
+def revoke_device_token(connection: Connection, id_: str) -> None:
+    """Let a device's token count no longer; the device stays paired. Raises NotFound."""
+    require_device(connection, id_)
+    row_macs.update(connection, devices, devices.c.id == id_, {"digest": None})
+
+
+def remove_device(connection: Connection, id_: str) -> None:
+    """Forget a device and its token; raises NotFound."""
+    if connection.execute(delete(devices).where(devices.c.id == id_)).rowcount == 0:
+        raise NotFound(f"There is no device {id_[:70]!r}. `gofer devices list` shows those there are.")
+
+
+def by_device(connection: Connection, value: str, id_: str) -> tuple[Visitor, tuple[str, ...]] | None:
+    """Whose token of a device it is, and the scopes that it was paired with; None when it is unknown."""
+    query = select(members, devices, members.c.name.label("member")).join(
+        devices, devices.c.member_id == members.c.id
+    )
+    here = (devices.c.id == id_) & (devices.c.digest == digest(value)) & devices.c.paired_at.is_not(None)
+    row = connection.execute(query.where(here)).one_or_none()
+    if row is None:
+        return None
+    mapping = row._mapping
+    if not row_macs.fits(connection, devices, row) or not row_macs.fits(connection, members, row):
+        return None
+    scopes = tuple(mapping[devices.c.scopes].split())
+    role = lesser(mapping[members.c.role], _role_for(scopes))
+    return Visitor(mapping[devices.c.member_id], row.member, role, "token", f"device:{id_[:16]}"), scopes
+
+
+def _role_for(scopes: Iterable[str]) -> Role:
+    """The most that a device may do whose scopes these are."""
+    if "operator.admin" in scopes:
+        return "owner"
+    return "operator" if "operator.write" in scopes else "viewer"
+
+
+def device_used(connection: Connection, id_: str) -> None:
+    """Note that a device has connected."""
+    connection.execute(update(devices).where(devices.c.id == id_).values(used_at=now()))
+
+
+def list_devices(connection: Connection) -> list[dict[str, Any]]:
+    """Every device, the newest first."""
+    query = (
+        select(devices, members.c.name.label("member"))
+        .join(members, members.c.id == devices.c.member_id)
+        .order_by(devices.c.created_at.desc(), devices.c.id)
+    )
+    return [
+        {
+            "id": row.id,
+            "name": row.name,
+            "member": row.member,
+            "scopes": row.scopes.split(),
+            "paired": row.paired_at is not None,
+            "has_token": row.digest is not None,
+            "created_at": row.created_at,
+            "used_at": row.used_at,
+            "refused": not row_macs.fits(connection, devices, row),
+        }
+        for row in connection.execute(query).all()
+    ]

@@ -1,0 +1,165 @@
+"""Devices over OpenClaw's gateway protocol: letting them in, and what owners do with them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection
+
+from gofer.errors import NotFound
+from gofer.web.auth import Visitor
+from gofer.web.auth.devices import (
+    add_device,
+    find_device,
+    has_room,
+    list_devices,
+    new_device_token,
+    pair_device,
+    remove_device,
+    require_device,
+    revoke_device_token,
+)
+from gofer.web.protocols.gateway_client import GatewayCall, Method, NoParams
+from gofer.web.protocols.gateway_follow import now_ms
+from gofer.web.protocols.gateway_frames import (
+    ADMIN,
+    PAIRING,
+    ConnectParams,
+    Frame,
+    GatewayError,
+    Params,
+    Text,
+    invalid,
+)
+
+
+class RequestParams(Params):
+    """A device that waits, by its request, whose id is the device's."""
+
+    requestId: Text
+
+    @property
+    def id(self) -> str:
+        """The device's id."""
+        return self.requestId
+
+
+class DeviceParams(Params):
+    """A device by its id."""
+
+    deviceId: Text
+
+    @property
+    def id(self) -> str:
+        """The device's id."""
+        return self.deviceId
+
+
+def let_device_in(
+    connection: Connection, params: ConnectParams, visitor: Visitor, scopes: tuple[str, ...], near: bool
+) -> str | GatewayError:
+    """Let a device in that has proved its key; returns a token that is new for it, or nothing, or why not.
+
+    From this machine nothing has to be paired. A token is given only to a device that an owner has paired, or to
+    whoever could make tokens anyway.
+    """
+    assert params.device is not None
+    device, whole = params.device, visitor.scopes is None and not visitor.agent
+    known = find_device(connection, device.id)
+    if known is not None and known.member_id != visitor.member_id:
+        return invalid("device is paired with another member", "DEVICE_AUTH_INVALID")
+    if known is None and near and not (whole and ADMIN in scopes and has_room(connection, visitor.member_id)):
+        return ""
+    if known is None:
+        name = params.client.displayName or params.client.id
+        key, member_id = device.publicKey, visitor.member_id
+        add_device(connection, member_id, public_key=key, name=name, scopes=scopes, paired=near)
+    elif known.paired_at is None and near and ADMIN in scopes:
+        pair_device(connection, device.id)
+    row = require_device(connection, device.id)
+    if row.paired_at is None and not near:
+        return _not_paired(device.id)
+    return new_device_token(connection, device.id) if whole and row.paired_at and row.digest is None else ""
+
+
+def _not_paired(id_: str) -> GatewayError:
+    return GatewayError(
+        "NOT_PAIRED",
+        f"pairing required: an owner runs `gofer devices pair {id_[:16]}`",
+        detail="PAIRING_REQUIRED",
+        requestId=id_,
+        deviceId=id_,
+        reason="not-paired",
+    )
+
+
+async def pair_list(call: GatewayCall) -> Frame:
+    """The devices there are, and those that wait."""
+    found = await call.client.platform.database.read(list_devices)
+    told = [(each["paired"], _told(each)) for each in found if not each["refused"]]
+    return {
+        "pending": [{**each, "requestId": each["deviceId"]} for paired, each in told if not paired],
+        "paired": [each for paired, each in told if paired],
+    }
+
+
+def _told(device: Frame) -> Frame:
+    return {
+        "deviceId": device["id"],
+        "displayName": device["name"],
+        "role": "operator",
+        "scopes": device["scopes"],
+        "ts": int(device["created_at"] * 1000),
+    }
+
+
+async def pair_approve(call: GatewayCall) -> Frame:
+    """Pair a device that waits."""
+    row = await call.client.platform.database.write(partial(pair_device, id_=call.params.id))
+    return {"requestId": row.id, "device": {"deviceId": row.id, "displayName": row.name}}
+
+
+async def pair_reject(call: GatewayCall) -> Frame:
+    """Turn away a device that waits."""
+    await call.client.platform.database.write(partial(_reject, id_=call.params.id))
+    return {"requestId": call.params.id, "deviceId": call.params.id}
+
+
+def _reject(connection: Connection, id_: str) -> None:
+    if require_device(connection, id_).paired_at is not None:
+        raise NotFound("The device is paired already. device.pair.remove forgets it.")
+    remove_device(connection, id_)
+
+
+async def pair_remove(call: GatewayCall) -> Frame:
+    """Forget a device and its token."""
+    await call.client.platform.database.write(partial(remove_device, id_=call.params.id))
+    return {"deviceId": call.params.id, "removed": True}
+
+
+async def token_rotate(call: GatewayCall) -> Frame:
+    """Give a device another token. It is shown to the device itself alone."""
+    platform, id_ = call.client.platform, call.params.id
+    row: Any = await platform.database.read(partial(require_device, id_=id_))
+    told = {"deviceId": id_, "role": "operator", "scopes": row.scopes.split(), "rotatedAtMs": now_ms()}
+    if call.client.credential.device != id_:
+        await platform.database.write(partial(revoke_device_token, id_=id_))
+        return told
+    return {**told, "token": await platform.database.write(partial(new_device_token, id_=id_))}
+
+
+async def token_revoke(call: GatewayCall) -> Frame:
+    """Let a device's token count no longer."""
+    await call.client.platform.database.write(partial(revoke_device_token, id_=call.params.id))
+    return {"deviceId": call.params.id, "role": "operator", "revokedAtMs": now_ms()}
+
+
+METHODS: dict[str, Method] = {
+    "device.pair.list": Method(pair_list, NoParams, PAIRING),
+    "device.pair.approve": Method(pair_approve, RequestParams, PAIRING, audited=True),
+    "device.pair.reject": Method(pair_reject, RequestParams, PAIRING, audited=True),
+    "device.pair.remove": Method(pair_remove, DeviceParams, PAIRING, audited=True),
+    "device.token.rotate": Method(token_rotate, DeviceParams, PAIRING, audited=True),
+    "device.token.revoke": Method(token_revoke, DeviceParams, PAIRING, audited=True),
+}
