@@ -64,10 +64,10 @@ log = structlog.get_logger()
 AnyRow: TypeAlias = Row[*tuple[Any, ...]]
 
 TABLES: tuple[Table, ...] = (
-    devices,
     members,
     web_sessions,
     api_tokens,
+    devices,
     sign_in_links,
     principals,
     identities,
