@@ -104,12 +104,13 @@ from gofer.store.db_time import now
 from gofer.store.ids import new_id
 from gofer.store.messages import StoredMessage
 from gofer.store.tables import workers
-from gofer.supervision import keep_record, notify
+from gofer.supervision import keep_record
 from gofer.tool import Tool
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
+from gofer_supervisor.system import notify_systemd
 
 if TYPE_CHECKING:
     from gofer.mcp.oauth import Authoriser
@@ -434,7 +435,7 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     if os.environ.get("GOFER_ON_PROBATION"):
         from gofer.releases.canary import prove  # a release is on probation once
 
-        stack.callback(asyncio.create_task(prove(platform, notify), name="canary").cancel)
+        stack.callback(asyncio.create_task(prove(platform, notify_systemd), name="canary").cancel)
     beats = Beats(
         platform.database, AgentFiles.of(platform.settings), platform.signals, platform.settings.timezone
     )

@@ -30,7 +30,7 @@ from gofer.runs.shell_inspection import live_shells
 from gofer.settings import Settings, prepare_data_dir, unknown_variables
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.sqlite import held
-from gofer.supervision import give_signs_of_life, notify, passed_socket
+from gofer.supervision import give_signs_of_life, passed_socket
 from gofer.vault.redaction import Redactor
 from gofer.web.api import control_app
 from gofer.web.app import public_app
@@ -39,6 +39,7 @@ from gofer.web.auth.members import ensure_owner, first_owner, new_link, owner_ha
 from gofer.web.request_log import RequestLog
 from gofer.web.server import limit_for, listening
 from gofer.web.unix_socket import bind_socket, remove_socket, somebody_listens
+from gofer_supervisor.system import notify_systemd
 
 log = structlog.get_logger()
 
@@ -128,7 +129,7 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
                 if calm:
                     _say("\nStopping. What is not finished goes on at the next start.\n")
                     await _say_left_running(platform)
-                notify("STOPPING=1")
+                notify_systemd("STOPPING=1")
             alive.cancel()
             log.info("process.stopped")
     finally:
@@ -322,4 +323,4 @@ def _say_ready(platform: Platform) -> None:
         url=platform.url,
         database=platform.database.dialect,
     )
-    notify("READY=1")
+    notify_systemd("READY=1")

@@ -32,14 +32,13 @@ from gofer.store.tables import SUPERVISED, audit_entries, events
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 from gofer_supervisor.home import Home
+from gofer_supervisor.system import FIRST_PASSED, notify_systemd
 
 if TYPE_CHECKING:
     from gofer.app import Platform
 
 log = structlog.get_logger()
 
-FIRST_PASSED = 3
-"""The descriptor of the first socket that systemd, or the supervisor, passes on."""
 EVERY = 2.0
 MAX_EVENT = 64 * 1024
 SIGNS_PER_WATCHDOG = 3
@@ -63,23 +62,13 @@ def passed_socket() -> socket.socket | None:
     return passed
 
 
-def notify(state: str) -> None:
-    """Tell systemd or the supervisor how this process is, if one of them wants to know."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
-        notifier.connect("\0" + address[1:] if address.startswith("@") else address)
-        notifier.send(state.encode())
-
-
 async def give_signs_of_life() -> None:
     """Say again and again that the event loop runs, as often as whoever watches asks for."""
     asked = os.environ.get("WATCHDOG_USEC", "")
     if not asked.isdigit() or int(asked) == 0:
         return
     while True:
-        notify("WATCHDOG=1")
+        notify_systemd("WATCHDOG=1")
         await asyncio.sleep(int(asked) / 1_000_000 / SIGNS_PER_WATCHDOG)
 
 

@@ -12,6 +12,8 @@ import sys
 import time
 from collections import deque
 
+from gofer_supervisor.system import FIRST_PASSED
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 """What Linux calls it, in sys/prctl.h."""
-FIRST_PASSED = 3
-"""The descriptor of the listening socket in a process, as systemd numbers it."""
 MAX_LINES, MAX_LINE = 20, 500
 """What is kept of a process's last words."""
 COULD_NOT_START = 127

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from gofer_supervisor.process import Process
 
+FIRST_PASSED = 3
+"""The descriptor of the first socket that is passed to a process, as systemd numbers it."""
 CRASH_LOOPS = ((3, 60.0), (10, 600.0))
 """So many ends within so many seconds are a crash loop."""
 FIRST_DELAY, MAX_DELAY = 0.5, 30.0
@@ -122,7 +124,7 @@ def inherited_environment() -> dict[str, str]:
 
 
 def notify_systemd(state: str) -> None:
-    """Tell systemd, if it wants to know."""
+    """Tell whoever started this process how it is, if they want to know: systemd, or the supervisor of a release."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:

@@ -4,6 +4,7 @@ button, `gofer up` runs the new release, and another button brings the old one b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,12 +12,15 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 
 from e2e.process import free_port
 from gofer.crash import EXIT_CODE
 from gofer.releases.lifecycle import waiting_releases
+from gofer.web.unix_socket import reachable
 from gofer_standins.anthropic import Anthropic, call, calls, say
 from gofer_standins.loopback import serve as loopback
 from gofer_standins.telegram import Chat, Message, Person, Telegram
@@ -155,4 +159,78 @@ async def test_a_change_of_the_greeting_is_approved_by_a_button_and_taken_back_b
         assert (await greeting(telegram, ann, chat)).startswith("Hello.")
         said = "\n".join(telegram.said(chat))
         assert said.count("has proved itself") == said.count("was taken back") == 1
+    assert model.refused == []
+
+
+@asynccontextmanager
+async def owner_of(data_dir: Path) -> AsyncIterator[httpx2.AsyncClient]:
+    """The API as the owner at the machine uses it."""
+    with reachable(data_dir / "gofer.sock") as name:
+        transport = httpx2.AsyncHTTPTransport(uds=name, verify=False, retries=3)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://gofer/api/v1") as client:
+            yield client
+
+
+async def heard(data_dir: Path, method: str, path: str, **request: Any) -> dict[str, Any]:
+    """The answer of whichever release runs, once one does."""
+    while True:
+        with contextlib.suppress(httpx2.TransportError, OSError):
+            async with owner_of(data_dir) as owner:
+                answer = await owner.request(method, path, **request)
+                assert answer.status_code < 500 or answer.status_code == 503, answer.text
+                if answer.is_success:
+                    found: dict[str, Any] = answer.json()
+                    return found
+        await asyncio.sleep(0.2)
+
+
+async def texts_in(data_dir: Path, conversation: str) -> list[str]:
+    found = await heard(data_dir, "GET", f"/conversations/{conversation}/messages")
+    return [str(each["text"]) for each in found["messages"]]
+
+
+async def open_question(data_dir: Path, choice: str) -> dict[str, Any]:
+    """The open question with such a choice, when it comes."""
+    while True:
+        asked = (await heard(data_dir, "GET", "/questions"))["questions"]
+        if found := [each for each in asked if choice in each["choices"]]:
+            (question,) = found
+            return dict(question)
+        await asyncio.sleep(0.2)
+
+
+async def web_greeting(data_dir: Path) -> str:
+    said = await heard(data_dir, "POST", "/messages", json={"text": "/help"})
+    while len(texts := await texts_in(data_dir, said["conversation_id"])) < 2:
+        await asyncio.sleep(0.2)
+    return texts[0]
+
+
+@pytest.mark.slow
+async def test_an_owner_without_any_chat_but_the_web_changes_gofer_and_takes_it_back(tmp_path: Path) -> None:
+    model, data_dir = changing_model(), tmp_path / "data"
+    put(data_dir, {"gofer.toml": "self_update = true\n"})
+    async with (
+        asyncio.timeout(patience(240)),
+        loopback(model.app) as url,
+        gofer_up(data_dir, GOFER_ANTHROPIC_KEY=model.key, GOFER_ANTHROPIC_BASE_URL=url) as home,
+    ):
+        assert (await web_greeting(data_dir)).startswith("Hello.")
+        wish = {"text": "Change the greeting to Ahoy, please."}
+        said = await heard(data_dir, "POST", "/messages", json=wish)
+        question = await open_question(data_dir, "Approve")
+        assert '+HELLO = "Ahoy.' in question["question"]
+        first = home.linked(CURRENT)
+        yes = {"text": "Approve"}
+        await heard(data_dir, "POST", f"/questions/{question['id']}/answer", json=yes)
+        notice = await open_question(data_dir, "Roll back")
+        assert home.linked(CURRENT) == home.linked(GOOD) != first
+        assert (await web_greeting(data_dir)).startswith("Ahoy.")
+        back = {"text": "Roll back"}
+        await heard(data_dir, "POST", f"/questions/{notice['id']}/answer", json=back)
+        await eventually(lambda: home.linked(CURRENT) == home.linked(GOOD) == first, within=60)
+        assert (await web_greeting(data_dir)).startswith("Hello.")
+        assert (await heard(data_dir, "GET", "/questions"))["questions"] == []
+        told = await texts_in(data_dir, said["conversation_id"])
+        assert sum("is built from the change" in text for text in told) == 1
     assert model.refused == []
