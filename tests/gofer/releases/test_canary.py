@@ -102,9 +102,11 @@ async def test_what_a_killed_process_left_of_its_canary_goes_with_the_next(
         with pytest.raises(KeyboardInterrupt):
             await play_canary(platform)
     assert (await rows(platform))["conversation"] == before["conversation"] + 1
+    left = select(connections.c.id).where(connections.c.name == "canary")
+    (place,) = await platform.database.read(lambda connection: list(connection.execute(left).scalars()))
+    await canary._until_quiet(platform, place)  # in a process that was killed nothing goes on
     old = update(connections).where(connections.c.name == "canary").values(created_at=now() - 3600)
     await platform.database.write(lambda connection: connection.execute(old) and None)
-    await canary._until_quiet(platform, "canary")
     await play_canary(platform)
     assert await rows(platform) == before
 
