@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, update
 
 from gofer.identity import known_principal
 from gofer.integration import sign_body
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.encryption import conversation_key, unseal
-from gofer.store.tables import replies
+from gofer.store.tables import events, memory_indexes, memory_postings, replies
 from gofer_standins import loopback
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
 from support.async_bridge import Elsewhere
@@ -275,6 +275,45 @@ def test_a_rule_of_before_a_fresh_start_is_not_said_to_be_in_force(town: Town) -
     assert "ended by /new" in browser.get(place).text
     town.ask("ann-rules", "ann", "As I said: Always answer in rhymes.")
     assert False in ended(), "said again, it counts again"
+
+
+def test_with_a_damaged_index_the_agent_answers_and_everybody_is_told(town: Town) -> None:
+    api, question = town.apis["ann"], "How many cranes has the harbour of Lund?"
+    town.ask("ann-broken", "ann", "The harbour of Lund has eleven cranes.")
+    scope = f"conversation:{town.rooms['ann-broken'][0]}"
+    found = {"scope": scope, "query": "cranes"}
+    assert "eleven" in api.get("/memories", params=found).text
+    browser = town.house.browser()
+    browser.follow(town.house.link(town.people["ann"]))
+    assert "gofer_memory_degraded 0.0" in browser.get("/metrics").text
+
+    def damage(connection: Connection) -> None:
+        here = select(memory_indexes.c.id).where(memory_indexes.c.scope_id == scope).scalar_subquery()
+        rows = update(memory_postings).where(memory_postings.c.index_id == here)
+        connection.execute(rows.values(sealed=b"\x02nonsense"))
+
+    town.house.write(damage)
+    before = len(town.told("ann-broken"))
+    assert question in town.ask("ann-broken", "ann", question)
+    assert len(town.told("ann-broken")) == before + 1, "it answers from its context"
+    ran = api.get("/jobs", params={"limit": 20}).json()["jobs"]
+    job = max(each["id"] for each in ran if each["kind"] == "answer")
+    marked = select(events.c.data).where(events.c.kind == "memory.degraded")
+    data = town.house.read(lambda connection: connection.execute(marked).scalars().all())[-1]
+    assert (data["job_id"], data["scopes"]) == (job, [scope])
+    assert f"gofer memory reindex --scope {scope}" in browser.get("/memory").text
+    assert scope in api.get("/doctor").text
+    assert "gofer_memory_degraded 1.0" in browser.get("/metrics").text
+    assert api.post("/memories/reindex", json={"scope": scope}).json() == {"scopes": 1}
+    assert "eleven" in api.get("/memories", params=found).text
+    metrics = browser.get("/metrics").text
+    assert "gofer_memory_degraded 0.0" in metrics
+    for name in ("searches", "search_seconds"):
+        assert float(re.findall(rf"^gofer_memory_{name} (.+)$", metrics, re.M)[0]) > 0, name
+    recall = town.house.platform.recall.counters
+    assert f"gofer_memory_runs_shown {float(recall.shown)}" in metrics
+    assert f"gofer_memory_runs_used {float(recall.used)}" in metrics
+    assert float(re.findall(r'^gofer_memories\{kind="turn"\} (.+)$', metrics, re.M)[0]) > 0
 
 
 def test_people_are_principals(town: Town) -> None:

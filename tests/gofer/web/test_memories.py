@@ -102,6 +102,8 @@ def test_who_may_see_and_change_what(people: dict[str, Any]) -> None:
         ({"scope": "agent:gofer", "text": ""}, 400),
         ({"scope": "agent:gofer", "text": "  \u202e\x00 "}, 400),
         ({"scope": "agent:gofer", "text": "x" * 30_000}, 400),
+        ({"scope": "agent:gofer", "text": "x" * 1_000_000}, 400),
+        ({"scope": "agent:gofer", "text": "x" * 2_000_000}, 413),
         ({"scope": "agent:nobody", "text": "x"}, 404),
         ({"scope": "everybody", "text": "x"}, 400),
         ({"scope": "person:' OR 1=1", "text": "x"}, 404),
