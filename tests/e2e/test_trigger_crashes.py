@@ -31,7 +31,7 @@ HEARTBEAT = {
 POINTS = (
     *(f"trigger.looking:{n}" for n in (1, 2, 3, 4, 5)),
     *(f"trigger.looked:{n}" for n in (1, 2, 3, 4, 5)),
-    *("job.concluding", "job.concluding:3", "job.concluded:4", "run.admitted:2"),
+    *("job.concluding:3", "job.concluded:4", "run.admitted:2"),
 )
 ANSWERS = {
     "answered": ("post.saying", "outbox.begun", "outbox.placed_outside"),
