@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, exists, func, select, update
 
 from gofer.errors import Conflict, Malformed, NotFound
 from gofer.jobs.control import note_event, signal
@@ -21,7 +21,7 @@ from gofer.runtimes.records import CALLBACK
 from gofer.store import row_macs
 from gofer.store.db_time import now
 from gofer.store.locks import lock_conversation
-from gofer.store.tables import agents, attempts, hops, jobs, runtimes
+from gofer.store.tables import LIVE, JobState, agents, attempts, hops, in_state, jobs, runtimes
 
 QUEUED, TAKEN, DELIVERED, ACKNOWLEDGED = "queued", "taken", "delivered", "acknowledged"
 ANSWERED, READ, FAILED, CANCELLED = "answered", "read", "failed", "cancelled"
@@ -43,6 +43,10 @@ _REASON = re.compile(r"[a-z]+(\.[a-z_]+)*")
 HOP = "trigger.hop"
 LATE = "trigger.late"
 SILENT, HOST_AWAY, HOST_LOST = "runtime.silent", "host.away", "host.lost"
+
+
+_LIVES = exists().where(jobs.c.id == hops.c.job_id, in_state(*LIVE, JobState.BLOCKED))
+"""The Trigger is not over: one that was given up may leave an open hop, which counts no more."""
 
 
 def order_id(job_id: int, number: int) -> str:
@@ -69,10 +73,15 @@ def hops_of(connection: Connection, job_id: int) -> list[Any]:
 
 
 def hops_of_drive(connection: Connection, job_id: int) -> list[Any]:
-    """The hops since the Trigger was made or last redriven: those before count as history."""
+    """The hops since the Trigger was made or last redriven. Those before count as history: one that was left open when
+    the Trigger was given up is ended here. Conversation locked."""
     ended = (attempts.c.job_id == job_id) & attempts.c.outcome.in_(("dead", "cancelled"))
     since = connection.execute(select(func.max(attempts.c.fence)).where(ended)).scalar() or 0
-    return [row for row in hops_of(connection, job_id) if row.fence > since]
+    rows = hops_of(connection, job_id)
+    for row in rows:
+        if row.fence <= since and row.state in OPEN:
+            change(connection, row, CANCELLED, reason="trigger.redriven")
+    return [row for row in rows if row.fence > since]
 
 
 def tried(rows: list[Any]) -> list[Tried]:
@@ -136,7 +145,7 @@ def change(
 ) -> bool:
     """Move an open hop on, if it still is in one of these states; returns whether it was. Conversation locked."""
     query = update(hops).where(
-        hops.c.job_id == row.job_id, hops.c.number == row.number, hops.c.state.in_(was)
+        hops.c.job_id == row.job_id, hops.c.number == row.number, hops.c.state.in_(was), _LIVES
     )
     if overdue:
         query = query.where(hops.c.deadline <= now())
@@ -186,7 +195,7 @@ def take_orders(connection: Connection, member_id: str, host: str) -> list[Any]:
     mine = (
         select(hops.c.job_id, hops.c.number, hops.c.runtime_id)
         .join(runtimes, runtimes.c.id == hops.c.runtime_id)
-        .where(hops.c.state == QUEUED, hops.c.deadline > now(), hops.c.host == host)
+        .where(hops.c.state == QUEUED, hops.c.deadline > now(), hops.c.host == host, _LIVES)
         .where(runtimes.c.member_id == member_id, runtimes.c.kind != CALLBACK)
         .order_by(hops.c.created_at, hops.c.job_id)
         .limit(MAX_TAKEN)
@@ -266,6 +275,8 @@ def delivered(connection: Connection, row: Any, reason: str, ack_within: float) 
 
 def late_reason(row: Any) -> str:
     """Why what comes for a hop does not count."""
+    if row.state in HANDED_OUT:
+        return "trigger.over"
     return "order.not_taken" if row.state == QUEUED else f"hop.{row.state}"
 
 

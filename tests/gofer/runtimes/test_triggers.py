@@ -408,6 +408,23 @@ async def test_a_stopped_trigger_sends_nothing_more(pane: Pane) -> None:
     assert (await pane.participant()).read_seq == 1
 
 
+async def test_a_trigger_that_was_given_up_with_an_open_hop_sends_nothing_more(pane: Pane) -> None:
+    """Its worker died again and again: people were told so."""
+    await pane.say()
+    await pane.step()
+    claim = await _hurried(pane)
+    await pane.world.end(claim, Dead("worker.lost", included_to=1))
+    assert await pane.orders() == [], "nothing more of it is handed out"
+    await pane.world.redrive(claim.id)
+    await pane.step()
+    (order,) = await pane.orders()
+    assert order[1] == 2, "what was left open before is over"
+    await pane.world.end(await _hurried(pane), Dead("worker.lost", included_to=1))
+    assert await pane.report(order, "delivered") == "trigger.over"
+    assert await pane.post(order) == "kept"
+    assert (await pane.acknowledge(order))["reason"] == "trigger.over"
+
+
 async def test_a_dead_letter_says_so_and_a_redrive_begins_again(pane: Pane, tmp_path: Path) -> None:
     (tmp_path / "agents" / "gofer.toml").write_text('runtime = "tmux"\n')
     await pane.say()
