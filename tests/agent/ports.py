@@ -87,6 +87,7 @@ class ListInbox:
         self.messages = list(said)
         self._stop: asyncio.Future[StopSignal] | None = None
         self.wish: StopSignal | None = None
+        self.pauses = False
 
     async def unread(self, after: int) -> Sequence[ConversationMessage]:
         return [said for said in self.messages if said.seq > after and not said.by_us]
@@ -95,6 +96,9 @@ class ListInbox:
         while self.wish is None:
             await asyncio.sleep(0.01)
         return self.wish
+
+    def paused(self) -> bool:
+        return self.pauses
 
     def stop(self) -> None:
         self.wish = StopSignal()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -214,3 +215,61 @@ def test_a_goal_is_planned_followed_and_reported(house: House, token: str) -> No
         assert client.ask("agent.status")["lastGoal"]
         assert not [frame for frame in client.frames if frame["type"] == "tool.event"], "no card of a task"
         assert client.ask("agent.control", action="pause")["type"] == "error"
+
+
+def test_a_paused_run_stops_after_its_step_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o700)
+    house = House(folder, sandbox="unconfined")
+    token = house.token(house.owner())
+    with session(house, token) as client:
+        key = client.next()["sessionKey"]
+        assert client.ask("agent.control", action="pause")["code"] == "execution_failed"
+        run = client.ask("agent.run.start", content="$ echo begun | tee -a steps; sleep 0.5")["run_id"]
+        client.until(lambda frame: frame["type"] == "agent.run.event" and "begun" in frame["payload"]["text"])
+        assert client.ask("agent.run.pause", run_id=run)["state"] == "paused"
+        client.until(lambda frame: frame["type"] == "tool.event" and frame["exitCode"] == 0)
+        assert client.ask("agent.control", action="state")["phase"] == "paused"
+        client.ask("chat.send", content="$ echo meanwhile $(wc -l < steps)")
+    house.close()
+    house = House(folder, sandbox="unconfined")
+    with session(house, token, session=key, after=0) as client:
+        client.next()
+        assert client.ask("agent.run.status", run_id=run)["state"] == "paused"
+        assert client.ask("agent.run.pause", run_id=run)["state"] == "paused"
+        assert client.frames[-1]["seq"] == 0, "nothing was answered"
+        assert client.ask("agent.control", action="resume")["status"] == "resumed"
+        # What was said meanwhile is heard by the run that goes on, and no step is done twice.
+        assert "meanwhile 1" in client.wait("session.receive")["content"]
+        assert client.ask("agent.run.resume", run_id=run)["type"] == "error"
+        client.ask("agent.run.start", content="$ echo begun; sleep 30")
+        client.until(lambda frame: frame["type"] == "agent.run.event" and "begun" in frame["payload"]["text"])
+        assert client.ask("agent.control", action="pause")["status"] == "paused"
+        assert client.ask("agent.control", action="cancel")["status"] == "cancelled"
+        client.wait("session.receive")
+        assert client.ask("agent.run.status")["state"] == "cancelled"
+    house.close()
+
+
+def test_saturation_is_told_when_it_comes_on_a_reconnect_and_when_it_is_cleared(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o700)
+    house = House(folder, sandbox="unconfined", agent_tasks=1, max_tasks=1)
+    token = house.token(house.owner())
+    narrow = house.token(house.owner(), scopes={"messages": "write"})
+    with session(house, token) as client, session(house, token) as neighbour:
+        key = client.next()["sessionKey"]
+        for each in (client, neighbour):
+            each.ask("agent.control", action="goal", goal="$ sleep 20; echo slept")
+        told = client.wait("agent.progress", phase="backpressure", status="saturated")
+        assert (told["active"], told["queued"] > 0) == (1, True)
+        with session(house, narrow, session=key) as other:
+            back = other.wait("agent.progress", phase="reconnect")
+            assert (back["status"], back["queued"]) == ("backpressure_resumed", told["queued"])
+            assert "scopes" in other.ask("agent.control", action="clear_saturation")["message"]
+        cleared = client.ask("agent.control", action="clear_saturation")
+        assert (cleared["status"], cleared["queued"]) == ("saturation_cleared", 0)
+        client.wait("agent.progress", phase="backpressure", status="clear")
+        for each in (client, neighbour):
+            each.ask("agent.control", action="cancel")
+    house.close()

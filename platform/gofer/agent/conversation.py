@@ -132,6 +132,10 @@ class Inbox(Protocol):
         """Returns when somebody stops the run, within a second; never returns otherwise."""
         ...
 
+    def paused(self) -> bool:
+        """Whether somebody wants the run to do nothing more for now."""
+        ...
+
 
 class History(Protocol):
     """What came before, within the participant's epoch."""

@@ -30,7 +30,7 @@ from gofer.agent.journal import Journal
 from gofer.agent.limits import Go, Halt, Note
 from gofer.agent.loop_detection import LoopFinding, detect_loop
 from gofer.agent.model import Block, Model
-from gofer.agent.outcome import Answered, Asked, Delegated, Failed, Outcome, Stopped
+from gofer.agent.outcome import PAUSED, Answered, Asked, Delegated, Failed, Outcome, Stopped
 from gofer.agent.state import Listener, Recorder, recalled_block, texts
 from gofer.agent.tools.output import Masker
 from gofer.agent.transcript import MAX_TEXT, note, quotes, render
@@ -84,6 +84,8 @@ class Loop:
         if not self._record.state.begun:
             await self._begin()
         while self._record.state.end is None:
+            if self._inbox.paused():
+                return Failed(PAUSED, "", self._record.state.included_to, waiting=True)
             came = await run_until_stopped(self._step(), self._inbox.stopped(), self._let_go)
             if isinstance(came, StopSignal):
                 await self._stopped(came)

@@ -72,4 +72,7 @@ class Failed:
     """The provider or a breaker asked us to wait: it counts as no try."""
 
 
+PAUSED = "paused"
+"""The reason of a run that could not go on because somebody paused it."""
+
 Outcome = Answered | Asked | Delegated | Stopped | Failed

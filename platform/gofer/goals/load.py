@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -56,6 +56,12 @@ class Load:
 def _kept(row: Any) -> dict[str, Any]:
     blank = {"accepted": 0, "dropped": 0, "saturated_at": None, "prolonged": False, "told": None}
     return {**blank, **(row.load or {})}
+
+
+def told_loads(connection: Connection, names: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The load of agents as it was last told, by name; without those of which nothing was."""
+    query = select(agents.c.name, agents.c.load).where(agents.c.name.in_(names), agents.c.load.is_not(None))
+    return {row.name: row.load["told"] for row in connection.execute(query) if row.load.get("told")}
 
 
 def load_of(connection: Connection, agent_id: str, settings: Settings) -> Load:

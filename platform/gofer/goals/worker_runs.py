@@ -137,6 +137,9 @@ class TaskInbox:
         await self._run.cancelled.wait()
         return StopSignal()
 
+    def paused(self) -> bool:
+        return False
+
 
 class NoQuestions:
     async def answer(self, call_id: str) -> QuestionAnswer | None:

@@ -142,6 +142,9 @@ class BriefInbox:
         await self._run.cancelled.wait()
         return StopSignal()
 
+    def paused(self) -> bool:
+        return False
+
 
 class HeartbeatLedger(StoreLedger):
     """The `Ledger` of a heartbeat's run: its own budget of the day, within those that the agent has anyway."""

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, exists, select, update
 
 from gofer.jobs.kinds import TASK
-from gofer.jobs.outcome import NewJob, WaitForJobs
+from gofer.jobs.outcome import PAUSED, NewJob, WaitForJobs
 from gofer.jobs.queue import Claim, submit
 from gofer.store import events as log
 from gofer.store.db_time import now
@@ -108,7 +108,7 @@ _PARENTS = jobs.c.id.in_(bindparam("parents", expanding=True))
 _READY_PARENTS = (
     update(jobs)
     .where(_PARENTS, in_state(JobState.WAITING, JobState.SCHEDULED))
-    .where(~((jobs.c.reason == FOR_ALL) & HAS_CHILDREN))
+    .where(~((jobs.c.reason == FOR_ALL) & HAS_CHILDREN), jobs.c.reason != PAUSED)
     .values(state=JobState.READY, run_at=now(), event_seq=jobs.c.event_seq + 1)
     .returning(*_OF_PARENT)
 )

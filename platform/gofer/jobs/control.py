@@ -18,7 +18,15 @@ from gofer.jobs.children import (
 )
 from gofer.jobs.ensure import ensure_answer, ensure_job, live_state
 from gofer.jobs.kinds import ANSWER, DELIVER, TASK
-from gofer.jobs.outcome import ENDS_QUESTION, MEMBERS, OWNERS, Draft
+from gofer.jobs.outcome import (
+    ENDS_QUESTION,
+    MEMBERS,
+    OWNERS,
+    PAUSE_REQUESTED,
+    PAUSE_SECONDS,
+    PAUSED,
+    Draft,
+)
 from gofer.jobs.queue import lock_lane
 from gofer.jobs.reply_planner import plan_replies
 from gofer.store import events as log
@@ -114,6 +122,45 @@ def _end_blocked(connection: Connection, row: Any) -> None:
         ready_parents(connection, {row.parent_id})
 
 
+def pause(connection: Connection, job_id: int, *, by: str) -> JobState:
+    """Let a run do nothing more until it is resumed. Returns its state after that.
+
+    A running one goes on to the end of its step. What is said meanwhile is kept, and read afterwards. Raises Conflict
+    for one that waits for an answer or for other jobs: it stands still already.
+    """
+    row = _hold(connection, job_id)
+    was = JobState(row.state)
+    if row.kind != ANSWER or was in FINAL or row.cancel_requested:
+        raise Conflict(f"Job {job_id} cannot be paused: it is no run that goes on.")
+    if was in (JobState.WAITING, JobState.BLOCKED):
+        raise Conflict(f"Job {job_id} waits already. It can only be cancelled.")
+    if is_paused(row):
+        return was
+    asleep = {"state": JobState.SCHEDULED, "run_at": now() + PAUSE_SECONDS, "reason": PAUSED}
+    values: dict[str, Any] = {"reason": PAUSE_REQUESTED} if was is JobState.RUNNING else asleep
+    note_event(connection, job_id, "job.paused", {"by": by, "was": was}, **values)
+    return JobState(values.get("state", was))
+
+
+def resume(connection: Connection, job_id: int, *, by: str) -> JobState:
+    """Let a run go on that was paused. Returns its state after that; raises Conflict when it is not paused."""
+    row = _hold(connection, job_id)
+    if not is_paused(row):
+        raise Conflict(f"Job {job_id} is not paused.")
+    sleeps = row.state == JobState.SCHEDULED
+    ready = {"state": JobState.READY, "run_at": now()} if sleeps else {}
+    note_event(connection, job_id, "job.resumed", {"by": by}, reason="", **ready)
+    return JobState(ready.get("state", row.state))
+
+
+def is_paused(job: Any) -> bool:
+    """Whether a job is paused, or will be at the end of its step."""
+    return (job.state, job.reason) in (
+        (JobState.SCHEDULED, PAUSED),
+        (JobState.RUNNING, PAUSE_REQUESTED),
+    )
+
+
 def signal(connection: Connection, job_id: int, *, by: str) -> bool:
     """Tell a job that something it depends on has changed. Returns whether workers should look.
 
@@ -122,7 +169,7 @@ def signal(connection: Connection, job_id: int, *, by: str) -> bool:
     """
     row = _hold(connection, job_id)
     waits = row.state == JobState.WAITING and row.reason in (FOR_ALL, FOR_ANY)
-    sleeps = waits or row.state == JobState.SCHEDULED
+    sleeps = waits or (row.state == JobState.SCHEDULED and row.reason != PAUSED)
     if not sleeps and row.state != JobState.RUNNING:
         return False
     values = {"state": JobState.READY, "run_at": now()} if sleeps else {}

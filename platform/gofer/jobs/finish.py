@@ -49,6 +49,9 @@ from gofer.jobs.kinds import DELIVER, TASK
 from gofer.jobs.lanes import promote_behind
 from gofer.jobs.outcome import (
     OUTAGE,
+    PAUSE_REQUESTED,
+    PAUSE_SECONDS,
+    PAUSED,
     Cancel,
     Dead,
     Done,
@@ -195,7 +198,7 @@ def _held(connection: Connection, claims: Sequence[Claim]) -> dict[tuple[int, in
 _RUNNING = {
     dialect: select(
         *(jobs.c.id, jobs.c.owner, jobs.c.fence, jobs.c.event_seq, jobs.c.cancel_requested, jobs.c.covers_to),
-        *(jobs.c.parent_id, HAS_CHILDREN.label("has_children")),
+        *(jobs.c.parent_id, jobs.c.reason, HAS_CHILDREN.label("has_children")),
     )
     .where(fast_sql.among(dialect, jobs.c.id, "jobs"), in_state(JobState.RUNNING))
     .order_by(jobs.c.id)
@@ -215,6 +218,9 @@ def _end(connection: Connection, ending: FinishedRun, job: Any, *, lost: bool) -
         state, delay = JobState.READY, 0
     if state in (JobState.SCHEDULED, JobState.WAITING) and _was_signalled(connection, claim, outcome):
         state, delay = JobState.READY, 0
+    pauses = None if final or job.cancel_requested else _pauses(job, outcome, state)
+    if pauses is not None:
+        state, delay = (JobState.SCHEDULED, PAUSE_SECONDS) if pauses else (JobState.READY, 0)
     if isinstance(outcome, WaitForJobs) and state is JobState.WAITING:
         state = JobState.WAITING if submit_children(connection, claim, outcome) else JobState.READY
     if isinstance(outcome, Wait) and _has_new_message(connection, claim, outcome.seen_to, job.covers_to):
@@ -232,12 +238,20 @@ def _end(connection: Connection, ending: FinishedRun, job: Any, *, lost: bool) -
         state=state,
         delay=delay,
         name="lost" if lost and not final else name,
-        reason=_reason(outcome),
+        reason=PAUSED if pauses else _reason(outcome),
         covers_to=_covers_to(connection, claim, outcome, job.covers_to) if final else job.covers_to,
         event_seq=job.event_seq + 1,
         parent_id=job.parent_id,
         has_children=job.has_children,
     )
+
+
+def _pauses(job: Any, outcome: Outcome, state: JobState) -> bool | None:
+    """Whether a job that would go on sleeps until it is resumed, or goes on because it was resumed meanwhile; None when
+    nobody paused it."""
+    if state in (JobState.READY, JobState.SCHEDULED) and job.reason == PAUSE_REQUESTED:
+        return True
+    return False if isinstance(outcome, Snooze) and outcome.reason == PAUSED else None
 
 
 def _reason(outcome: Outcome) -> str:

@@ -145,4 +145,9 @@ class WaitForJobs:
     cost: float = 0
 
 
+PAUSE_REQUESTED, PAUSED = "pause_requested", "paused"
+"""The reason of a job that runs and was asked to pause, and of one that is paused."""
+PAUSE_SECONDS = 10 * 365 * 86400.0
+"""For how long a paused job sleeps, unless somebody resumes it."""
+
 Outcome = Done | Retry | Snooze | Wait | WaitForJobs | Cancel | Dead

@@ -28,6 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.errors import StoreError
+from gofer.jobs.outcome import PAUSE_REQUESTED
 from gofer.store import events as log
 from gofer.store import fast_sql
 from gofer.store.database import Database
@@ -486,17 +487,26 @@ def _full(connection: Connection, capped: Any) -> frozenset[str]:
     return frozenset(connection.execute(query).scalars())
 
 
-def renew(
-    connection: Connection, *, owner: str, lease: float, held: Collection[int]
-) -> dict[int, tuple[int, bool]]:
-    """Prolong the leases of the jobs that this process runs, in one statement. Returns the fence and the cancel request
-    of each.
+class HeldJob(NamedTuple):
+    """What the store says of a job that a process runs."""
+
+    fence: int
+    cancel_requested: bool
+    pause_requested: bool
+
+
+def _held_job(row: Any) -> HeldJob:
+    return HeldJob(row.fence, row.cancel_requested, row.reason == PAUSE_REQUESTED)
+
+
+def renew(connection: Connection, *, owner: str, lease: float, held: Collection[int]) -> dict[int, HeldJob]:
+    """Prolong the leases of the jobs that this process runs, in one statement. Returns what the store says of each.
 
     A job that is missing from the answer is no longer ours: its run must stop. A job whose end could not be written is
     not renewed: its lease runs out, and another worker takes it.
     """
     rows = connection.execute(_RENEW, {"by": owner, "for_seconds": lease, "in_hand": list(held)})
-    return {row.id: (row.fence, row.cancel_requested) for row in rows}
+    return {row.id: _held_job(row) for row in rows}
 
 
 _RENEW = (
@@ -504,7 +514,7 @@ _RENEW = (
     .where(jobs.c.id.in_(bindparam("in_hand", expanding=True)))
     .where(jobs.c.owner == bindparam("by"), in_state(JobState.RUNNING))
     .values(lease_until=now() + bindparam("for_seconds"))
-    .returning(jobs.c.id, jobs.c.fence, jobs.c.cancel_requested)
+    .returning(jobs.c.id, jobs.c.fence, jobs.c.cancel_requested, jobs.c.reason)
 )
 
 
@@ -514,12 +524,12 @@ def held_by(connection: Connection, *, owner: str) -> list[Claim]:
     return [claim_of(row) for row in connection.execute(query)]
 
 
-def held(connection: Connection, *, owner: str) -> dict[int, tuple[int, bool]]:
-    """The fence and the cancel request of each job that the store says a process runs, as `renew` returns them."""
-    query = select(jobs.c.id, jobs.c.fence, jobs.c.cancel_requested).where(
+def held(connection: Connection, *, owner: str) -> dict[int, HeldJob]:
+    """Each job that the store says a process runs, as `renew` returns them."""
+    query = select(jobs.c.id, jobs.c.fence, jobs.c.cancel_requested, jobs.c.reason).where(
         jobs.c.owner == owner, in_state(JobState.RUNNING)
     )
-    return {row.id: (row.fence, row.cancel_requested) for row in connection.execute(query)}
+    return {row.id: _held_job(row) for row in connection.execute(query)}
 
 
 def stage(connection: Connection) -> tuple[int, float | None]:

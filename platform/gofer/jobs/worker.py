@@ -42,6 +42,8 @@ class Run:
     lease: Lease = field(default_factory=lambda: Lease(clock(), math.inf))
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when somebody asked to stop; a handler may end in its own way within the grace, else it is cancelled."""
+    paused: bool = False
+    """Somebody asked to pause; a handler that can stops between two steps."""
     over: bool = False
     """Its handler has ended; its end is being written."""
     lost: bool = False
@@ -375,20 +377,22 @@ class Worker:
                     partial(queue.renew, owner=self.owner, lease=self._capacity.lease, held=ids)
                 )
                 for (job_id, fence), (run, _, _) in in_hand.items():
-                    if held.get(job_id, (None, False))[0] == fence:
+                    if (job := held.get(job_id)) is not None and job.fence == fence:
                         run.lease.prolong(asked_at, self._capacity.lease)
                 self._let_go(in_hand, held)
             await asyncio.sleep(self._capacity.lease / RENEWALS_PER_LEASE)
 
-    def _let_go(self, in_hand: InHand, held: Mapping[int, tuple[int, bool]]) -> None:
-        """Stop the runs that somebody asked to stop, and those whose job is no longer ours."""
+    def _let_go(self, in_hand: InHand, held: Mapping[int, queue.HeldJob]) -> None:
+        """Stop the runs that somebody asked to stop or to pause, and those whose job is no longer ours."""
         for (job_id, own), (run, task, _) in in_hand.items():
-            fence, cancel_requested = held.get(job_id, (None, False))
-            if fence != own:
+            job = held.get(job_id)
+            if job is None or job.fence != own:
                 if not run.lost and not task.done():
                     run.lost = True
                     task.cancel()
-            elif cancel_requested and not run.cancelled.is_set():
+                continue
+            run.paused = job.pause_requested
+            if job.cancel_requested and not run.cancelled.is_set():
                 run.cancelled.set()
                 asyncio.get_running_loop().call_later(CANCEL_GRACE, task.cancel)
 

@@ -30,6 +30,8 @@ from gofer.intake.admit import Admitter, covered, unread
 from gofer.integration import JobScope
 from gofer.jobs.outcome import (
     OUTAGE,
+    PAUSE_SECONDS,
+    PAUSED,
     Cancel,
     Dead,
     Done,
@@ -481,6 +483,8 @@ class Answerer:
                 return await self._delegated(claim, asker, end, cost)
             case Stopped():
                 return await self._stopped(claim, asker, end, cost)
+            case Failed("paused"):
+                return Snooze(PAUSE_SECONDS, PAUSED, cost)
             case Failed("model.auth", sentence, included_to):
                 # Waiting does not fix a refused key, and whoever asked should not wait in silence.
                 log.error("model.refused", reason="the provider refuses the key", fix="gofer secrets put")

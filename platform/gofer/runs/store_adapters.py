@@ -208,6 +208,9 @@ class StoreInbox:
         await self._run.cancelled.wait()
         return StopSignal()
 
+    def paused(self) -> bool:
+        return self._run.paused
+
 
 def _with_origins(
     connection: Connection, vault: Vault, claim: Claim, admitted: list[StoredMessage]

@@ -34,6 +34,8 @@ KINDS: dict[str, str] = {
     "job.promoted": "A blocked job's lane became free.",
     "job.redriven": "A dead or cancelled job was put back to work by a person or a repeated delivery.",
     "job.cancel_requested": "Somebody asked to stop a job.",
+    "job.paused": "Somebody paused a run: it does nothing more after its step.",
+    "job.resumed": "Somebody let a paused run go on.",
     "attempt.started": "A worker claimed the job.",
     "attempt.finished": "A worker's try ended; the outcome says how, a detail what is set up wrong.",
     "attempt.lost": "A worker went silent past its lease; the job goes to another.",

@@ -168,7 +168,7 @@ async def test_renewing_keeps_a_job_and_says_what_is_held(world: World) -> None:
     claim = await world.claim_one(lease=30)
     await world.pass_time(25)
     assert await world.run(queue.renew, owner=claim.owner, lease=30, held=[claim.id]) == {
-        claim.id: (claim.fence, False)
+        claim.id: (claim.fence, False, False)
     }
     await world.pass_time(25)
     assert await world.sweep() == 0

@@ -7,7 +7,7 @@ from sqlalchemy import select
 
 from gofer.errors import Conflict, NotFound
 from gofer.jobs import control
-from gofer.jobs.outcome import Cancel, Done, Outcome, Retry, Snooze, Wait
+from gofer.jobs.outcome import PAUSE_SECONDS, PAUSED, Cancel, Done, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim, held
 from gofer.store.tables import questions
 from support.world import World
@@ -36,7 +36,7 @@ async def test_cancelling_a_running_job_is_seen_by_its_worker(world: World) -> N
     job = await world.submit()
     claim = await world.claim_one()
     assert await world.cancel(job) == "running"
-    assert await world.run(held, owner=claim.owner) == {job: (claim.fence, True)}
+    assert await world.run(held, owner=claim.owner) == {job: (claim.fence, True, False)}
     await world.end(claim, Cancel("cancelled"))
     assert await world.states(job) == ["cancelled"]
 
@@ -145,3 +145,70 @@ async def test_cancelling_a_waiting_job_closes_its_question(world: World) -> Non
     with pytest.raises(Conflict):
         await world.run(control.answer, vault=world.vault, question_id=question, text="blue", by="ann")
     assert (await world.claim_one()).cancel_requested
+
+
+PAUSE = Snooze(PAUSE_SECONDS, PAUSED)
+
+
+async def test_a_paused_run_sleeps_until_it_is_resumed(world: World) -> None:
+    job = await world.submit(kind="answer")
+    assert await world.run(control.pause, job_id=job, by="ann") == "scheduled"
+    assert await world.run(control.pause, job_id=job, by="ann") == "scheduled"
+    assert not await world.run(control.signal, job_id=job, by="ann")
+    await world.pass_time(86400 * 30)
+    assert await world.claim() == []
+    assert await world.run(control.resume, job_id=job, by="ann") == "ready"
+    with pytest.raises(Conflict, match="not paused"):
+        await world.run(control.resume, job_id=job, by="ann")
+    await world.work()
+    assert await world.states(job) == ["done"]
+    with pytest.raises(Conflict, match="cannot be paused"):
+        await world.run(control.pause, job_id=job, by="ann")
+
+
+@pytest.mark.parametrize("end", [PAUSE, Retry("flaky"), Retry("flaky", after=60), Snooze(0)], ids=repr)
+async def test_a_run_that_is_paused_while_it_works_sleeps_however_its_try_ends(
+    world: World, end: Outcome
+) -> None:
+    job = await world.submit(kind="answer")
+    claim = await world.claim_one()
+    assert await world.run(control.pause, job_id=job, by="ann") == "running"
+    assert await world.run(held, owner=claim.owner) == {job: (claim.fence, False, True)}
+    await world.end(claim, end)
+    assert control.is_paused(await world.job(job))
+    assert await world.claim() == []
+    assert await world.run(control.resume, job_id=job, by="ann") == "ready"
+    await world.work()
+    assert await world.states(job) == ["done"]
+
+
+async def test_a_run_that_is_paused_and_lost_sleeps_too(world: World) -> None:
+    job = await world.submit(kind="answer")
+    await world.claim_one(lease=30)
+    await world.run(control.pause, job_id=job, by="ann")
+    await world.pass_time(31)
+    assert await world.sweep() == 1
+    assert control.is_paused(await world.job(job))
+
+
+async def test_a_run_that_is_resumed_before_it_has_stopped_goes_on(world: World) -> None:
+    job = await world.submit(kind="answer")
+    claim = await world.claim_one()
+    await world.run(control.pause, job_id=job, by="ann")
+    assert await world.run(control.resume, job_id=job, by="ann") == "running"
+    await world.end(claim, PAUSE)
+    assert await world.states(job) == ["ready"]
+
+
+async def test_a_paused_run_is_cancelled_as_any_other_and_one_that_waits_is_not_paused(world: World) -> None:
+    job, asking = await world.submit(kind="answer"), await world.submit(kind="answer")
+    await world.run(control.pause, job_id=job, by="ann")
+    assert await world.cancel(job) == "ready"
+    with pytest.raises(Conflict, match="cannot be paused"):
+        await world.run(control.pause, job_id=job, by="ann")
+    await world.end(await world.claim_one(), Cancel("cancelled"))
+    await world.end(await world.claim_one(), Wait("Which one?"))
+    with pytest.raises(Conflict, match="waits already"):
+        await world.run(control.pause, job_id=asking, by="ann")
+    with pytest.raises(Conflict, match="no run"):
+        await world.run(control.pause, job_id=await world.submit(), by="ann")

@@ -20,7 +20,9 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from gofer.app import Platform
-from gofer.errors import Forbidden, GoferError, Malformed, NotFound, TooBusy
+from gofer.errors import Forbidden, GoferError, Malformed, NotFound, StoreError, TooBusy
+from gofer.goals.load import told_loads
+from gofer.jobs.notifications import EVENTS
 from gofer.store.events import Cursor
 from gofer.store.ids import new_id
 from gofer.strict_json import load_json
@@ -48,7 +50,7 @@ from gofer.web.protocols.session_messages import (
     error_frame,
     refusal,
 )
-from gofer.web.protocols.session_runs import log_frames
+from gofer.web.protocols.session_runs import load_frame, log_frames, reconnect_frame
 
 MAX_FRAME = 64 * 1024
 """Bytes of one frame from a client."""
@@ -56,6 +58,8 @@ MAX_CONNECTIONS = 2000
 """Of one member, on this process."""
 WITHOUT_NEWS = 3600.0
 """Seconds after which a session is looked at although nothing woke it."""
+BETWEEN_LOOKS = 1.0
+"""Seconds at least between two looks at the load of agents."""
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,99}")
 KEY_NAMES = ("session", "sessionId", "session_id", "sessionKey", "session-key")
 HANDLERS: dict[str, Handler] = {**session_messages.HANDLERS, **session_runs.HANDLERS}
@@ -142,6 +146,7 @@ class SessionDoor:
         self._sockets = ClientSockets(partial(check_still, platform, role="operator"))
         self._sessions: dict[str, set[ClientSession]] = {}
         """By what the web chat calls their room: several clients may be in one session."""
+        self._watch: asyncio.Task[None] | None = None
 
     async def socket(self, websocket: WebSocket) -> None:
         """The endpoint."""
@@ -178,12 +183,43 @@ class SessionDoor:
         """Let the clients of one session know of each other."""
         ref = session.ref
         self._sessions.setdefault(ref, set()).add(session)
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watch_loads(), name="session-loads")
         try:
             yield
         finally:
             self._sessions[ref].discard(session)
             if not self._sessions[ref]:
                 del self._sessions[ref]
+            if not self._sessions:
+                self._watch.cancel()
+                self._watch = None
+
+    async def _watch_loads(self) -> None:
+        """Tell clients when the workers of their agent have too much to do, and when no longer."""
+        told: dict[str, dict[str, Any]] = {}
+        woken = self._platform.signals.subscribe(EVENTS)
+        try:
+            while True:
+                with contextlib.suppress(StoreError):
+                    await self._tell_loads(told)
+                await asyncio.sleep(BETWEEN_LOOKS)
+                await woken.wait(WITHOUT_NEWS)
+        finally:
+            self._platform.signals.unsubscribe(EVENTS, woken)
+
+    async def _tell_loads(self, told: dict[str, dict[str, Any]]) -> None:
+        open_ones = [each for group in self._sessions.values() for each in group]
+        loads = await self._platform.database.read(
+            partial(told_loads, names={each.agent for each in open_ones})
+        )
+        changed = {name for name, load in loads.items() if load != told.get(name)}
+        # While nothing is too much, how much there is is nobody's business.
+        news = {name for name in changed if loads[name]["saturated"] or told.get(name, {}).get("saturated")}
+        told.update(loads)
+        frames = [each.send(load_frame(loads[each.agent])) for each in open_ones if each.agent in news]
+        # One that does not read is closed by whoever sends it an answer.
+        await asyncio.gather(*frames, return_exceptions=True)
 
     async def _greet(self, session: ClientSession, resumed: bool, after: int | None) -> None:
         if session.room is not None:
@@ -192,9 +228,7 @@ class SessionDoor:
         hello = {"sessionKey": session.key, "agentId": session.agent}
         await session.send({"type": "session.ack", **hello, "capabilities": capabilities(self._platform)})
         if resumed:
-            message = "The session goes on where it was."
-            restored = {"phase": "reconnect", "status": "state_restored", "message": message}
-            await session.send({"type": "agent.progress", **restored})
+            await session.send(await reconnect_frame(session))
 
     # What the client is told.
 

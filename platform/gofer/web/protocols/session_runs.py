@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, func, select
 
-from gofer.errors import Conflict, NotFound
+from gofer.errors import Conflict, Forbidden, NotFound
 from gofer.goals.records import goals_in
+from gofer.jobs.control import is_paused
 from gofer.jobs.kinds import ANSWER, TASK
 from gofer.store.events import Cursor
 from gofer.store.ids import new_id
 from gofer.store.tables import LIVE, JobState, events, in_state, jobs
 from gofer.vault.envelope import Vault
+from gofer.web.auth.principal import narrowed
 from gofer.web.chat.posts import parse_post, take
 from gofer.web.chat.rooms import Room
 from gofer.web.chat.timeline import Reader
@@ -31,8 +34,9 @@ from gofer.web.protocols.session_messages import (
     progress,
     say,
 )
+from gofer.web.queries.agents import clear_worker_load, worker_load
 from gofer.web.queries.goals import list_goals, show_goal, steer_goal
-from gofer.web.queries.jobs import events_of, steer_job
+from gofer.web.queries.jobs import events_of, steer_job, steer_jobs
 
 if TYPE_CHECKING:
     from gofer.web.protocols.session import ClientSession
@@ -45,7 +49,7 @@ RUN_STATES = {
     JobState.CANCELLED: "cancelled",
 }
 """Of a run; every other state is `queued`."""
-TOLD = ("goal.planned", "goal.changed", "goal.blocked", "task.changed", "worker.saturated", "memory.event")
+TOLD = ("goal.planned", "goal.changed", "goal.blocked", "task.changed", "memory.event")
 """The kinds of events that every client is told of."""
 FIGURES = ("accepted", "total", "dropped", "queued", "active")
 
@@ -55,14 +59,15 @@ async def _status(session: ClientSession, asked: ClientMessage) -> list[Frame]:
 
 
 async def _state_frame(session: ClientSession) -> Frame:
-    states: list[str] = []
+    states: list[Any] = []
     goal: Frame = {}
     if session.room is not None:
         read = partial(_at_work, vault=session.platform.vault, conversation_id=session.room.id)
         states, goal = await session.platform.database.read(read)
-    active = states.count(JobState.RUNNING)
+    active = sum(state == JobState.RUNNING for state, _ in states)
     queued = len(states) - active
-    phase = goal["state"] if goal.get("state") in ("blocked", "paused") else ""
+    paused = any(is_paused(job) for job in states)
+    phase = "paused" if paused else goal["state"] if goal.get("state") in ("blocked", "paused") else ""
     phase = phase or ("working" if active else "queued" if queued else "idle")
     return {
         "type": "agent.state",
@@ -73,15 +78,15 @@ async def _state_frame(session: ClientSession) -> Frame:
     }
 
 
-def _at_work(connection: Connection, vault: Vault, conversation_id: str) -> tuple[list[str], Frame]:
-    """The states of the runs and tasks that are not over, and the last goal."""
-    query = select(jobs.c.state).where(
+def _at_work(connection: Connection, vault: Vault, conversation_id: str) -> tuple[list[Any], Frame]:
+    """The states and reasons of the runs and tasks that are not over, and the last goal."""
+    query = select(jobs.c.state, jobs.c.reason).where(
         jobs.c.conversation_id == conversation_id,
         jobs.c.kind.in_((ANSWER, TASK)),
         in_state(*LIVE, JobState.BLOCKED),
     )
     goals = list_goals(connection, vault, conversation_id=conversation_id, limit=1)
-    return list(connection.execute(query).scalars()), goals[0] if goals else {}
+    return list(connection.execute(query).all()), goals[0] if goals else {}
 
 
 async def _heartbeat(session: ClientSession, asked: ClientMessage) -> list[Frame]:
@@ -142,16 +147,6 @@ def _told(row: Any) -> list[Frame]:
         why = str(data.get("reason") or "question")
         words = "Answer the question with chat.send."
         return [{"type": "agent.blocked", "taskId": str(data["goal"]), "reason": why, "suggestion": words}]
-    if row.kind == "worker.saturated":
-        counts = {name: int(data[name]) for name in FIGURES if isinstance(data.get(name), int)}
-        status = (
-            "prolonged_saturation"
-            if data.get("prolonged")
-            else "saturated"
-            if data.get("saturated")
-            else "clear"
-        )
-        return [progress("backpressure", status, "", **counts)]
     if row.kind == "memory.event":
         return [
             {
@@ -164,6 +159,35 @@ def _told(row: Any) -> list[Frame]:
             }
         ]
     return []
+
+
+def load_frame(load: Mapping[str, Any]) -> Frame:
+    """What an agent's workers have to do, as it is told when it changes."""
+    prolonged, saturated = load["prolonged_saturation"], load["saturated"]
+    status = "prolonged_saturation" if prolonged else "saturated" if saturated else "clear"
+    words = "Tasks wait for a worker." if saturated else "No more tasks wait than can be worked on."
+    return progress("backpressure", status, words, **_figures(load))
+
+
+async def reconnect_frame(session: ClientSession) -> Frame:
+    """What a client is told that comes back."""
+    load = await worker_load(session.platform, session.agent)
+    if load["saturated"]:
+        return progress("reconnect", "backpressure_resumed", "Tasks wait for a worker.", **_figures(load))
+    return progress("reconnect", "state_restored", "The session goes on where it was.")
+
+
+def _figures(load: Mapping[str, Any]) -> dict[str, int]:
+    return {name: int(load[name]) for name in FIGURES}
+
+
+async def _clear_saturation(session: ClientSession, asked: ClientMessage) -> list[Frame]:
+    """Drop the agent's tasks that no worker has begun. Whoever wanted them is told."""
+    visitor = session.visitor
+    if not narrowed(visitor, "agents").may("operator"):
+        raise Forbidden("This needs, of a token, the scope agents:write.")
+    load = await clear_worker_load(session.platform, session.agent, by=visitor.name, fresh=False)
+    return [progress("control", "saturation_cleared", "What waited was dropped.", **_figures(load))]
 
 
 def _plan_frame(goal: Frame) -> Frame:
@@ -209,12 +233,32 @@ def _steer(verb: str, status: str) -> Handler:
     """Pause or resume what is under way in the session."""
 
     async def steer(session: ClientSession, asked: ClientMessage) -> list[Frame]:
-        goals = await _goals(session, live=True)
-        if not goals:
-            raise Unanswerable("execution_failed", "There is no goal under way. A run can only be cancelled.")
+        goals, runs = await _goals(session, live=True), await _live_runs(session)
+        done, refused = await steer_jobs(session.platform, verb, runs, by=session.visitor.name)
         for goal_id in goals:
             await steer_goal(session.platform, verb, goal_id, by=session.visitor.name)
-        return [progress("control", status, f"{len(goals)} under way.")]
+        if not goals and not done:
+            why = next(iter(refused.values()), "Nothing is under way in this session.")
+            raise Unanswerable("execution_failed", why)
+        return [progress("control", status, f"{len(done)} runs and {len(goals)} goals.")]
+
+    return steer
+
+
+async def _live_runs(session: ClientSession) -> list[int]:
+    if session.room is None:
+        return []
+    found = await session.platform.database.read(partial(_runs, room=session.room, limit=MAX_LISTED))
+    return [int(run["run_id"]) for run in found if run["state"] in ("queued", "running", "blocked", "paused")]
+
+
+def _steer_run(verb: str) -> Handler:
+    """Pause or resume one run."""
+
+    async def steer(session: ClientSession, asked: ClientMessage) -> list[Frame]:
+        run = await _run(session, asked)
+        await steer_job(session.platform, verb, int(run["run_id"]), by=session.visitor.name)
+        return [{"type": "agent.run.ack", **await _run(session, asked)}]
 
     return steer
 
@@ -299,6 +343,7 @@ def _runs(connection: Connection, room: Room, limit: int, job_id: int | None = N
         select(
             jobs.c.id,
             jobs.c.state,
+            jobs.c.reason,
             jobs.c.event_seq,
             jobs.c.created_at,
             jobs.c.finished_at,
@@ -313,7 +358,7 @@ def _runs(connection: Connection, room: Room, limit: int, job_id: int | None = N
     return [
         {
             "run_id": str(row.id),
-            "state": RUN_STATES.get(JobState(row.state), "queued"),
+            "state": "paused" if is_paused(row) else RUN_STATES.get(JobState(row.state), "queued"),
             "step_count": row.turns,
             "checkpoint_seq": row.event_seq,
             "timestamp": int((row.finished_at or row.created_at) * 1000),
@@ -329,6 +374,7 @@ ACTIONS: dict[str, Handler] = {
     "cancel": _cancel,
     "pause": _steer("pause", "paused"),
     "resume": _steer("resume", "resumed"),
+    "clear_saturation": _clear_saturation,
     "goal": _goal,
     "plan": _plan,
     "debug.subscribe": _debug,
@@ -342,6 +388,8 @@ HANDLERS: dict[str, Handler] = {
     "agent.run.step": _run_start,
     "agent.run.status": _run_status,
     "agent.run.list": _run_list,
+    "agent.run.pause": _steer_run("pause"),
+    "agent.run.resume": _steer_run("resume"),
     "agent.run.cancel": _run_cancel,
     "agent.run.events": _run_events,
 }

@@ -28,7 +28,12 @@ from gofer.store.tables import (
 from gofer.web.queries import rows, without
 
 UNFINISHED = (*LIVE, JobState.BLOCKED)
-VERBS = {"redrive": control.redrive, "cancel": control.cancel}
+VERBS = {
+    "redrive": control.redrive,
+    "cancel": control.cancel,
+    "pause": control.pause,
+    "resume": control.resume,
+}
 
 
 def job_conditions(
