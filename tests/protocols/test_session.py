@@ -268,7 +268,7 @@ def test_saturation_is_told_when_it_comes_on_a_reconnect_and_when_it_is_cleared(
             assert (back["status"], back["queued"]) == ("backpressure_resumed", told["queued"])
             assert "scopes" in other.ask("agent.control", action="clear_saturation")["message"]
         cleared = client.ask("agent.control", action="clear_saturation")
-        assert (cleared["status"], cleared["queued"]) == ("saturation_cleared", 0)
+        assert (cleared["status"], cleared["total"]) == ("saturation_cleared", 0)
         client.wait("agent.progress", phase="backpressure", status="clear")
         for each in (client, neighbour):
             each.ask("agent.control", action="cancel")
