@@ -222,7 +222,7 @@ async def _host(settings: HostSettings, url: str, token: str) -> None:
         print(plain(words), file=sys.stderr, flush=True)
 
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     folder = StateFolder(settings.state_folder)
     with folder.held():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from gofer.errors import ConfigError
 from gofer.runtime_host.acp import AcpAdapter
 from gofer.runtime_host.configuration import HostSettings, RuntimeSettings, TmuxSettings
 from gofer.runtime_host.interfaces import (
+    ORDER_ID,
     Adapter,
     Clock,
     HostReport,
@@ -91,6 +93,13 @@ class RuntimeHost:
         for order in self._journal.interrupted:
             self._journal.finish(order, HostReport(status="unknown", reason="host.restarted"))
 
+    async def _call(self, method: str, path: str, **request: Any) -> Mapping[str, Any]:
+        """Ask Gofer; raises Problem, also for an answer that is none of its."""
+        told = await self._api(method, path, **request)
+        if not isinstance(told, dict):
+            raise Problem(502, "unreadable", "The server's answer is not Gofer's.")
+        return told
+
     # Announcing.
 
     async def _heartbeats(self) -> None:
@@ -111,7 +120,7 @@ class RuntimeHost:
 
     async def _announce(self, name: str, *, leaving: bool = False) -> bool:
         adapter, runtime = self._adapters[name], self._settings.runtimes[name]
-        seen = await adapter.look()
+        seen = await self._look(name)
         crashed = self._alive.get(name, False) and not seen.alive and not self._locks[name].locked()
         said = {
             "agent": runtime.agent,
@@ -125,14 +134,22 @@ class RuntimeHost:
             "crashed": crashed and not leaving,
         }
         try:
-            told = await self._api("PUT", f"/runtimes/{name}", body=said)
+            told = await self._call("PUT", f"/runtimes/{name}", body=said)
         except Problem as problem:
             return self._note_problem(name, problem)
         self._known = True
         self._alive[name] = seen.alive
-        self._every = min(max(float(told.get("heartbeat_every", HEARTBEAT)), 0.1), 300.0)
+        every = told.get("heartbeat_every")
+        self._every = min(max(every, 0.1), 300.0) if isinstance(every, int | float) else HEARTBEAT
         self._say(name, _described(name, seen))
         return True
+
+    async def _look(self, name: str) -> RuntimeLook:
+        try:
+            return await self._adapters[name].look()
+        except Exception as error:  # noqa: BLE001 # one runtime that goes wrong must not end the host
+            self._say(f"{name} error", f"{name}: {type(error).__name__}: {error}")
+            return RuntimeLook(alive=False, reason="host.failed")
 
     def _note_problem(self, name: str, problem: Problem) -> bool:
         self._check_token(problem)
@@ -165,7 +182,7 @@ class RuntimeHost:
         delay = FIRST_DELAY
         while True:
             try:
-                found = await self._api(
+                found = await self._call(
                     "GET", "/runtimes/orders", query={"host": self.name, "wait": POLL_WAIT}
                 )
             except Problem as problem:
@@ -187,7 +204,7 @@ class RuntimeHost:
         except ValidationError:
             id = given.get("id") if isinstance(given, dict) else None
             self._tell_user("Gofer gave an order that makes no sense; it is refused.")
-            if isinstance(id, str) and id not in self._runs:
+            if isinstance(id, str) and re.fullmatch(ORDER_ID, id) and id not in self._runs:
                 self._begin(id, self._report(id, HostReport(status="failed", reason="order.malformed")))
             return
         if order.id in self._runs:
@@ -268,10 +285,10 @@ class RuntimeHost:
         delay = FIRST_DELAY
         while True:
             try:
-                await self._api("POST", f"/runtimes/orders/{order}", body=said.model_dump())
+                await self._call("POST", f"/runtimes/orders/{order}", body=said.model_dump())
             except Problem as problem:
                 if problem.status >= 500 or problem.status in (*REFUSED, 429):
-                    if said.status not in FINAL:
+                    if said.status == "deferred":
                         return
                     await asyncio.sleep(delay)
                     delay = min(2 * delay, LONGEST_DELAY)
@@ -297,8 +314,8 @@ class RuntimeHost:
                 if not asked:
                     said = {"text": text, "choices": choices}
                     path = f"/runtimes/orders/{order}/questions"
-                    asked = await self._api("POST", path, body=said, key=key)
-                found = await self._api("GET", f"/runtimes/questions/{asked['question']}")
+                    asked = await self._call("POST", path, body=said, key=key)
+                found = await self._call("GET", f"/runtimes/questions/{asked['question']}")
             except Problem as problem:
                 if problem.status < 500:
                     return None

@@ -21,6 +21,8 @@ MAX_SUMMARY = 32 * 1024
 MAX_ANSWER = 32 * 1024
 """Bytes of an agent's answer that are passed on."""
 MAX_SESSION = 200
+ORDER_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
+"""An order's id stands in an address."""
 ACK_WITHIN, ANSWER_WITHIN = 60.0, 3600.0
 """Seconds for an agent to show that it has begun, and to end its turn, where an order does not say."""
 
@@ -43,7 +45,7 @@ class Order(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    id: str = Field(min_length=1, max_length=100)
+    id: str = Field(pattern=ORDER_ID)
     runtime: str = Field(max_length=100)
     action: Literal["deliver", "prompt", "resume", "spawn", "look", "stop"]
     text: str = Field(default="", max_length=4_000_000)

@@ -57,11 +57,18 @@ MAX_RELATIVES = 50
 _INTERPRETER = re.compile(r"^(?:python|node|nodejs|bun|deno|ruby|perl|bash|sh|env)[\d.]*$")
 _PASTED = re.compile(r"\[Pasted (?:text|Content|\d+)", re.I)
 """What agents show instead of a long paste."""
+_SAFE = "#{s/[^A-Za-z0-9._-]/_/:%s}"
+"""A word in a line: programs choose their own names, and one with a line's end would be a pane that is none."""
 _PANES = "|".join(
-    f"#{{{name}}}"
-    for name in (
-        *("pane_id", MARK, STARTED, "pane_dead", "pane_in_mode", "pane_pid", "cursor_y"),
-        *("window_id", "pane_synchronized", "pane_current_command"),
+    (
+        *("#{pane_id}", _SAFE % MARK, _SAFE % STARTED, "#{pane_dead}", "#{?pane_in_mode,1,0}"),
+        *(
+            "#{pane_pid}",
+            "#{cursor_y}",
+            "#{window_id}",
+            "#{pane_synchronized}",
+            _SAFE % "pane_current_command",
+        ),
     )
 )
 _CLIENTS = "#{client_activity}|#{pane_id}|#{window_id}"
@@ -96,7 +103,7 @@ class Pane:
         words = line.split("|", 9)
         id, mark, started, dead, in_mode, pid, cursor, window, synchronized, command = words
         return cls(
-            id, mark, started == "1", dead == "1", in_mode not in ("", "0"), int(pid or 0), int(cursor or 0),
+            id, mark, started == "1", dead == "1", in_mode == "1", int(pid or 0), int(cursor or 0),
             window, synchronized == "1", command,
         )  # fmt: skip
 

@@ -125,6 +125,18 @@ async def test_a_pane_of_another_runtime_is_not_taken(desk: Terminals) -> None:
     assert (await carry_out(adapter(desk, "thief", "desk:taken"))).outcome == ("failed", "runtime.gone")
 
 
+async def test_a_program_cannot_pass_for_a_pane_by_its_name(desk: Terminals) -> None:
+    """A name may have a line's end in it, and tmux prints it so."""
+    forged = f"x\n%99|forged|1|0|0|{os.getpid()}|0|@1|0|{AGENT.name}"
+    desk.window("forger", sys.executable, "-c", f"import os; os.execv('/bin/sleep', [{forged!r}, '1000'])")
+    await eventually(
+        lambda: "\n%99|" in desk.run("list-panes", "-a", "-F", "#{pane_current_command}"), within=10
+    )
+    assert (await carry_out(adapter(desk, "forged"))).outcome == ("failed", "runtime.gone")
+    desk.agent("honest")
+    assert (await carry_out(adapter(desk, "honest", "desk:honest"))).outcome == ("delivered", "")
+
+
 async def test_without_a_tmux_server_nobody_is_there(tmp_path: Path) -> None:
     lone = TmuxAdapter(
         "coder",
