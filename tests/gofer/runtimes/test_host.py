@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from gofer.crash import EXIT_CODE
+from gofer.web.api.runtimes import LOOK_EVERY
 from support.patience import patience, until
 from support.terminals import AGENT, Terminals, terminals
 from support.web_server import House
@@ -241,3 +244,16 @@ def test_an_agent_that_speaks_acp_answers_and_asks_people_for_permission(
 def _open_question(scene: Scene, conversation: str) -> Any:
     found = scene.owner.get("/questions").json()["questions"]
     return next((each for each in found if each["conversation_id"] == conversation), None)
+
+
+def test_an_order_is_not_handed_to_a_host_that_has_died(scene: Scene) -> None:
+    """What it waited with is still open at the server, which would give it the order for two minutes."""
+    where = {"host": scene.heartbeat["host"], "wait": 25}
+    with pytest.raises(httpx2.ReadTimeout):
+        scene.host.get("/runtimes/orders", params=where, timeout=0.3)
+    _, trigger = scene.say("who is there?")
+    scene.until(lambda: scene.hops(trigger) == [("live", "queued", "")])
+    time.sleep(LOOK_EVERY + 0.5)  # the server looks again in its name, if it still waits
+    assert scene.hops(trigger) == [("live", "queued", "")]
+    scene.post(scene.order(), "I am.")
+    scene.ended(trigger)

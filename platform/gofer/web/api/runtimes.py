@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -218,7 +218,9 @@ async def orders(request: Request) -> Response:
     woken = platform.signals.subscribe(JOBS)
     until = time.monotonic() + query.wait
     try:
-        while True:
+        found: list[dict[str, Any]] = []
+        # A host that died has left its request behind: what it took nobody would carry out until the lease ends.
+        while not await request.is_disconnected():
             found = await runtimes.take_orders(platform, member_id, query.host)
             left = until - time.monotonic()
             if found or left <= 0:
