@@ -11,10 +11,10 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gofer.runtime_host.configuration import EDITORS, SHELLS, TmuxSettings
+from gofer.runtime_host.foreground import programs_in_front
 from gofer.runtime_host.interfaces import (
     Adapter,
     Clock,
@@ -26,7 +26,6 @@ from gofer.runtime_host.interfaces import (
     words_of,
 )
 from gofer.sanitize import gist
-from gofer_sandbox import processes
 
 if TYPE_CHECKING:
     from libtmux import Server
@@ -52,9 +51,7 @@ HISTORY = 300
 """Lines above the screen that are looked at."""
 PROBE = 40
 """Letters and digits of a text's beginning and end by which it is recognised on the screen."""
-MAX_RELATIVES = 50
 
-_INTERPRETER = re.compile(r"^(?:python|node|nodejs|bun|deno|ruby|perl|bash|sh|env)[\d.]*$")
 _PASTED = re.compile(r"\[Pasted (?:text|Content|\d+)", re.I)
 """What agents show instead of a long paste."""
 _SAFE = "#{s/[^A-Za-z0-9._-]/_/:%s}"
@@ -296,12 +293,12 @@ class TmuxAdapter(Adapter):
         return next((pane for pane in panes if found == [pane.id]), None)
 
     def _is_ours(self, pane: Pane) -> bool:
-        return not _programs_in_front(pane).isdisjoint(self._settings.program)
+        return not programs_in_front(pane.pid, pane.command).isdisjoint(self._settings.program)
 
     # Looking.
 
     async def _inspect(self, pane: Pane) -> RuntimeLook:
-        names = _programs_in_front(pane)
+        names = programs_in_front(pane.pid, pane.command)
         seen = next((name for name in self._settings.program if name in names), "") or gist(pane.command, 100)
         if pane.in_mode:
             return RuntimeLook(alive=True, reason="pane.copy_mode", program=seen, session=pane.id)
@@ -486,58 +483,3 @@ def is_shown(before: list[str], after: list[str], words: str) -> bool:
 
 def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, text))
-
-
-def _programs_in_front(pane: Pane) -> set[str]:
-    """Names of what has the terminal: the program, the script that an interpreter runs, and an editor or pager that
-    the program has called meanwhile."""
-    leader = _foreground(pane.pid)
-    if leader is None:
-        return {pane.command}
-    names = _names(leader)
-    for child in _relatives(leader):
-        names |= _names(child) & EDITORS
-    return names or {pane.command}
-
-
-def _foreground(pid: int) -> int | None:
-    """The process group that has the terminal of a process."""
-    fields = _stat(pid)
-    group = int(fields[5]) if fields else 0
-    return group if group > 0 else None
-
-
-def _stat(pid: int) -> list[bytes]:
-    try:
-        data = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return []
-    return data[data.rindex(b")") + 2 :].split()
-
-
-def _relatives(leader: int) -> list[int]:
-    """Descendants of a process that share its process group, and so the terminal."""
-    found: list[int] = []
-    left = [leader]
-    while left and len(found) < MAX_RELATIVES:
-        for child in processes.children(left.pop()):
-            fields = _stat(child)
-            if fields and int(fields[2]) == leader:
-                found.append(child)
-                left.append(child)
-    return found
-
-
-def _names(pid: int) -> set[str]:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-    except OSError:
-        return set()
-    if not words[0]:
-        return set()
-    name = os.path.basename(words[0]).lstrip("-").split(" ")[0]
-    names = {name}
-    if _INTERPRETER.match(name):
-        script = next((word for word in words[1:] if word and not word.startswith("-")), "")
-        names.add(os.path.basename(script))
-    return names - {""}
