@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from benchmarks.node_peers import NODE, ROOT, NotInstalled, install
 
+from gofer.cli.devices import new_key, write_identity
 from protocols.gateway_client import EVENTS, SCHEMA, checker
 from support.patience import patience
 from support.web_server import House
@@ -88,8 +89,8 @@ def sdk() -> Path:
     return place
 
 
-def test_the_sdk_from_pypi_holds_a_conversation(sdk: Path, house: House, tmp_path: Path) -> None:
-    _pair(house, tmp_path / ".openclaw")
+def test_the_sdk_from_pypi_holds_a_conversation(sdk: Path, house: House, token: str, tmp_path: Path) -> None:
+    _pair(house, token, tmp_path / ".openclaw")
     url = f"{house.url.replace('http', 'ws')}/gateway"
     command = [sys.executable, str(HERE / "gateway_peer.py"), url]
     told = _run(command, tmp_path, HOME=str(tmp_path), PYTHONPATH=str(sdk))
@@ -102,8 +103,8 @@ def test_the_sdk_from_pypi_holds_a_conversation(sdk: Path, house: House, tmp_pat
     assert told["healthy"] is True
 
 
-def _pair(house: House, folder: Path) -> None:
-    """Make a device and its files, as a person does."""
-    command = [sys.executable, "-m", "gofer", "devices", "pair", "peer", "--openclaw", str(folder)]
-    environment = {"GOFER_DATA_DIR": str(house.settings.data_dir), "PATH": os.environ["PATH"]}
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=patience(60))
+def _pair(house: House, token: str, folder: Path) -> None:
+    """Make a device and its files, as `gofer devices pair --openclaw` does."""
+    key = new_key()
+    made = house.api(token).post("/devices", json={"name": "peer", "public_key": key["public"]})
+    write_identity(folder / "identity", key, made.json())

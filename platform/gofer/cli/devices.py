@@ -79,10 +79,10 @@ def pair(
     folder = openclaw.expanduser() / "identity"
     if (folder / "device.json").exists():
         raise ConfigError(f"{folder} has a device already. Name another folder, or remove device.json.")
-    key = _new_key()
+    key = new_key()
     body: dict[str, Any] = {"name": name, "member": member, "public_key": key["public"]}
     made = call("POST", "/devices", json={**body, **({"scopes": scope} if scope else {})})
-    _write_identity(folder, key, made)
+    write_identity(folder, key, made)
     told = {"id": made["id"], "folder": str(folder)}
     show(told, as_json, lambda: print(f"Paired. {folder} has its key and its token."))
 
@@ -107,7 +107,8 @@ def _whole_id(given: str) -> str:
     return str(found[0]) if len(found) == 1 and given else given
 
 
-def _new_key() -> dict[str, str]:
+def new_key() -> dict[str, str]:
+    """A new key of a device, in the forms that its files and the server want."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
@@ -127,7 +128,7 @@ def _new_key() -> dict[str, str]:
     }
 
 
-def _write_identity(folder: Path, key: dict[str, str], made: dict[str, Any]) -> None:
+def write_identity(folder: Path, key: dict[str, str], made: dict[str, Any]) -> None:
     """Write what only its owner may read."""
     device = {"version": 1, "deviceId": key["id"], "publicKeyPem": key["public_pem"]}
     device["privateKeyPem"] = key["private_pem"]
