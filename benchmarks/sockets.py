@@ -1,4 +1,4 @@
-"""WebSocket clients of the session protocol: what an idle one costs, and what many that talk at once wait for.
+"""WebSocket clients of both protocols: what an idle one costs, and what many that talk at once wait for.
 
 The server is a process of its own. The web chat's own socket is measured in the same run, with the same messages.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import sys
 import tempfile
 import time
@@ -43,9 +44,13 @@ async def main(quick: bool) -> list[Row]:
     """Run it."""
     idle, talking = (300, 50) if quick else (IDLE, TALKING)
     async with _server() as (process, url, tokens):
-        each, share = await _idle(process.pid, url, tokens[0], idle, WATCHED / (4 if quick else 1))
+        seconds = WATCHED / (4 if quick else 1)
+        each, share = await _idle(process.pid, url, tokens[0], idle, seconds, _session)
         theirs = await _talk(url, tokens, talking, _chat_room)
         ours = await _talk(url, tokens, talking, _session)
+    async with _server() as (process, url, tokens):
+        gateway = await _idle(process.pid, url, tokens[0], idle, seconds, _gateway)
+        through_gateway = await _talk(url, tokens, talking, _gateway)
     note = f"{talking} at once"
     return [
         Row(
@@ -63,6 +68,22 @@ async def main(quick: bool) -> list[Row]:
             GROUP,
             "session protocol / web chat, p99",
             percentile(ours, 99) / percentile(theirs, 99),
+            "x",
+            at_most=2,
+        ),
+        Row(
+            GROUP,
+            "memory of an idle connection, gateway",
+            gateway[0] / 1024,
+            "KiB",
+            at_most=MAX_BYTES / 1024,
+            note=f"{idle} open",
+        ),
+        Row(GROUP, "processor time of idle connections, gateway", gateway[1] * 100, "%", at_most=1),
+        Row(
+            GROUP,
+            "gateway protocol / web chat, p99",
+            percentile(through_gateway, 99) / percentile(theirs, 99),
             "x",
             at_most=2,
         ),
@@ -95,14 +116,14 @@ async def _drain(stream: asyncio.StreamReader) -> None:
         pass
 
 
-async def _idle(pid: int, url: str, token: str, count: int, seconds: float) -> tuple[float, float]:
+async def _idle(pid: int, url: str, token: str, count: int, seconds: float, door: Any) -> tuple[float, float]:
     """Bytes that one idle connection takes, and the share of a core that all of them do."""
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(20):  # what the first ones load is not theirs
-            await _session(stack, url, token)
+            await door(stack, url, token)
         before = _memory(pid)
         for _ in range(count):
-            await _session(stack, url, token)
+            await door(stack, url, token)
         await asyncio.sleep(2)
         each = (_memory(pid) - before) / count
         used, began = _processor(pid), time.monotonic()
@@ -133,6 +154,27 @@ async def _session(
     line = await stack.enter_async_context(opened)
     await line.recv()
     return line, json.dumps({"type": "chat.send", "id": "{id}", "text": "hello"}), '"accepted"'
+
+
+async def _gateway(
+    stack: contextlib.AsyncExitStack, url: str, token: str
+) -> tuple[ClientConnection, str, str]:
+    """The same of the gateway protocol, in a session of its own."""
+    opened = connect(f"{url.replace('http', 'ws')}/gateway", compression=None, proxy=None, ping_interval=None)
+    line = await stack.enter_async_context(opened)
+    await line.recv()
+    client = {"id": "test", "version": "1", "platform": "linux", "mode": "test"}
+    params = {"minProtocol": 4, "maxProtocol": 4, "client": client, "scopes": ["operator.write"]}
+    hello = {
+        "type": "req",
+        "id": "hello",
+        "method": "connect",
+        "params": {**params, "auth": {"token": token}},
+    }
+    await line.send(json.dumps(hello))
+    await line.recv()
+    said = {"sessionKey": f"agent:gofer:{secrets.token_hex(8)}", "message": "hello", "idempotencyKey": "{id}"}
+    return line, json.dumps({"type": "req", "id": "1", "method": "chat.send", "params": said}), '"started"'
 
 
 async def _chat_room(
