@@ -16,7 +16,6 @@ from gofer.errors import Conflict
 from gofer.jobs.kinds import ANSWER
 from gofer.store.ids import new_id
 from gofer.store.tables import ASIDE, LIVE, JobState, in_state, jobs
-from gofer.web.chat import rooms
 from gofer.web.chat.endpoints import keep_content
 from gofer.web.chat.posts import MAX_FILES, MAX_TEXT, ChatPost, check_post, take
 from gofer.web.chat.rooms import Room
@@ -226,13 +225,13 @@ async def _keep(platform: Platform, room: Room, file: SentFile) -> Frame:
 
 async def _look(client: GatewayClient, run_id: str) -> tuple[Run | None, RunState]:
     """What was said under a key, and how it stands."""
-    connection = await rooms.find_web_connection(client.platform)
-    if connection is None:
+    connection_id = await client.web_connection()
+    if connection_id is None:
         return None, RunState(IN_FLIGHT)
     return await client.platform.database.read(
         partial(
             _run_now,
-            connection_id=connection.account.id,
+            connection_id=connection_id,
             member_id=client.visitor.member_id,
             run_id=run_id,
         )

@@ -74,6 +74,7 @@ class GatewayClient:
     _followed: dict[str, tuple[SessionFollower, asyncio.Task[None]]] = field(default_factory=dict)
     """By conversation, the one used last at the end."""
     _waiting: set[asyncio.Task[None]] = field(default_factory=set)
+    _connection_id: str | None = None
     _agents: tuple[float, list[str]] = (-AGENTS_FOR, [])
 
     async def send_event(self, event: str, payload: Frame) -> None:
@@ -139,13 +140,20 @@ class GatewayClient:
         page = f"{named}:{rest}"
         return GatewaySession(key, named, page, await self._room(page))
 
+    async def web_connection(self) -> str | None:
+        """The id of the web chat's connection, if there is one yet. It stays the same once it is there."""
+        if self._connection_id is None:
+            found = await rooms.find_web_connection(self.platform)
+            self._connection_id = found.account.id if found is not None else None
+        return self._connection_id
+
     async def _room(self, page: str) -> Room | None:
-        connection = await rooms.find_web_connection(self.platform)
-        if connection is None:
+        connection_id = await self.web_connection()
+        if connection_id is None:
             return None
         ref = f"{self.visitor.member_id}:{page}"
         found = await self.platform.database.read(
-            partial(rooms.room_at, connection_id=connection.account.id, ref=ref)
+            partial(rooms.room_at, connection_id=connection_id, ref=ref)
         )
         bound = self.visitor.agent
         return None if found is not None and bound and found.agent != bound else found
@@ -157,6 +165,7 @@ class GatewayClient:
         if not session.agent:
             raise invalid("There is no such session. It may have been purged.")
         await rooms.make_room(self.platform, self.visitor.member_id, session.page, session.agent)
+        self._connection_id = None  # an owner may have removed it, and there is another one now
         room = await self._room(session.page)
         assert room is not None
         return room

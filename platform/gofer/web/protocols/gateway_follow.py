@@ -100,8 +100,9 @@ class SessionFollower:
     async def _look_at_jobs(self, news: Timeline) -> None:
         """Find out which runs the jobs answer that are at work or were a moment ago; more may be said meanwhile."""
         shown = {item["job"] for item in news.items if item["kind"] == "step"}
-        read = partial(runs_of, room=self.room, job_ids=news.at_work.jobs | shown)
-        self._runs = await self._platform.database.read(read)
+        wanted = news.at_work.jobs | shown
+        read = partial(runs_of, room=self.room, job_ids=wanted)
+        self._runs = await self._platform.database.read(read) if wanted else {}
         self._texts = {job: text for job, text in self._texts.items() if job in self._runs}
         self._begun &= set(self._runs)
         for job_id in set(self._runs) - self._begun if news.state == "working" else ():
