@@ -120,7 +120,7 @@ async def test_a_group_sees_one_answer_to_each_question_whoever_gives_it(
 ) -> None:
     for name, value in {"QUIET": "0.2", "LOOK_AGAIN": "0.1", "DEFER": "5"}.items():
         monkeypatch.setenv(f"GOFER_TRIGGER_{name}", value)
-    monkeypatch.setenv("GOFER_RUNTIME_HEARTBEAT", "0.4")
+    monkeypatch.setenv("GOFER_RUNTIME_HEARTBEAT", "2")
     agents = tmp_path / "data" / "agents"
     agents.mkdir(parents=True)
     (agents / "reviewer.toml").write_text(FILE)
