@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gofer_sandbox import Bubblewrap, Sandbox, processes
+from gofer_sandbox.shell import scripts
 from support.patience import eventually, patience
 
 PYTHON = Path("/usr/bin/python3").exists()
@@ -137,6 +138,38 @@ async def test_what_is_taken_from_the_shell_is_noticed_and_nothing_runs_twice(
     ran = (sandbox.workspace / "log").read_text().split()
     assert len(ran) == len(set(ran)), "none ran twice"
     assert ran == [str(number) for number in range(5)]
+
+
+@needs_python
+@pytest.mark.parametrize("left", ["/c$((", "((", '" <'], ids=["word", "arithmetic", "quote"])
+async def test_a_quote_that_the_rest_of_a_line_opens_swallows_nothing(sandbox: Sandbox, left: str) -> None:
+    """Every time the lines are given again, their own two quotes would leave it open."""
+    await sandbox.run("true")
+    lines = scripts.ask() + scripts.run(9, 0, ["o1"])
+    take = f"import socket; socket.socket(fileno=0).recv({lines.index(left.encode())})"
+    for _ in range(2):
+        await sandbox.run(f"{left_running(take)} sleep 0.1")
+        result = await sandbox.run("echo ran >>log; (exit 7)", timeout=patience(20))
+        assert (result.exit_code, result.restarted) == (7, False), result
+    assert (sandbox.workspace / "log").read_text() == "ran\n" * 2
+
+
+@needs_python
+async def test_the_channel_cannot_be_told_to_hold_back_what_the_shell_is_told(sandbox: Sandbox) -> None:
+    hold_back = "import socket; socket.socket(fileno=0).setsockopt(1, socket.SO_RCVLOWAT, 1 << 20)"
+    await sandbox.run(f"{left_running(hold_back)} wait")
+    for number in range(3):
+        result = await sandbox.run(f"echo {number}")
+        assert (result.output, result.restarted) == (f"{number}\n", False)
+
+
+async def test_a_command_that_a_stopped_shell_has_not_read_is_given_to_the_next(sandbox: Sandbox) -> None:
+    shell = sandbox.shell
+    assert shell
+    os.kill(shell.pid, signal.SIGSTOP)
+    result = await sandbox.run("echo ran >>log; exit 3", timeout=patience(20))
+    assert (result.exit_code, result.restarted, result.recreated) == (3, True, False)
+    assert (sandbox.workspace / "log").read_text() == "ran\n"
 
 
 @pytest.mark.parametrize(

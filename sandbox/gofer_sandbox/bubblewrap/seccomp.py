@@ -6,7 +6,8 @@ userfaultfd are refused for their record of holes. ptrace is allowed: debuggers 
 is under the same filter as whoever traces it.
 
 What one process could do to a later command is refused, too: to lower the limits of the shell, which then could not
-open the command's file, and to hold a file by a lease, for which the server would wait when it opens it.
+open the command's file, to hold a file by a lease, for which the server would wait when it opens it, and to have a
+socket give nothing until it holds more: the shell's channel would, to whoever reads it, for ever.
 
 A file's project, by which a quota counts, cannot be changed. Where no quota counts at all, space cannot be
 taken without writing: one call of fallocate takes gigabytes in milliseconds, faster than anybody can look.
@@ -38,6 +39,7 @@ _PUNCH_HOLE = 0x03
 """FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE, which only go together: the one mode that gives space back."""
 _LEASES = (1024, 1039)
 """F_SETLEASE and F_SETDELEG."""
+_SOL_SOCKET, _SO_RCVLOWAT = 1, 18
 _FAMILIES = (1, 2, 10, 16)
 """Unix, IPv4, IPv6 and netlink sockets; above all not vsock, which no network namespace confines."""
 _PERSONALITIES = (0x0, 0x0008, 0x20000, 0x20008, 0xFFFFFFFF)
@@ -61,7 +63,7 @@ X86_64 = Machine(
     audit=0xC000003E,
     checked={
         "clone": 56, "clone3": 435, "fallocate": 285, "fcntl": 72, "ioctl": 16, "prlimit": 302, "socket": 41,
-        "socketpair": 53, "personality": 135,
+        "socketpair": 53, "personality": 135, "setsockopt": 54,
     },
     refused={
         "syslog": 103, "vhangup": 153, "modify_ldt": 154, "pivot_root": 155, "_sysctl": 156, "adjtimex": 159,
@@ -80,7 +82,7 @@ AARCH64 = Machine(
     audit=0xC00000B7,
     checked={
         "clone": 220, "clone3": 435, "fallocate": 47, "fcntl": 25, "ioctl": 29, "prlimit": 261, "socket": 198,
-        "socketpair": 199, "personality": 92,
+        "socketpair": 199, "personality": 92, "setsockopt": 208,
     },
     refused={
         "lookup_dcookie": 18, "umount2": 39, "mount": 40, "pivot_root": 41, "nfsservctl": 42, "chroot": 51,
@@ -136,6 +138,7 @@ def _instructions(machine: Machine, preallocation: bool) -> list[_Instruction]:
         *([] if preallocation else _only(checked["fallocate"], (_PUNCH_HOLE,), errno.EOPNOTSUPP, argument=1)),
         *_only(checked["socket"], _FAMILIES, errno.EAFNOSUPPORT),
         *_only(checked["socketpair"], _FAMILIES, errno.EAFNOSUPPORT),
+        *_refuse_if(checked["setsockopt"], 1, _LOW_WATER, errno.ENOPROTOOPT),
         *_only(checked["personality"], _PERSONALITIES, errno.EPERM),
         (_RETURN, 0, 0, _ALLOW),
     ]
@@ -176,6 +179,10 @@ def _refuse_values(call: int, errors: dict[int, int]) -> list[_Instruction]:
         body += [(_JUMP_EQUAL, 0, 1, value), _fail(number)]
     body.append((_RETURN, 0, 0, _ALLOW))
     return [(_JUMP_EQUAL, 0, len(body), call), *body]
+
+
+_LOW_WATER = [(_JUMP_EQUAL, 0, 3, _SOL_SOCKET), _argument(2), (_JUMP_EQUAL, 0, 1, _SO_RCVLOWAT)]
+"""setsockopt with SO_RCVLOWAT."""
 
 
 def _refuse_limits_of_others(call: int) -> list[_Instruction]:

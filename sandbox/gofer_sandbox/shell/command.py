@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SNAPSHOT_PATIENCE = 2.0
 _TICK = 0.2
 _SILENT_TICKS = 3
-_CANNOT_REPORT = "the shell could no longer report how the command ended and was replaced"
+_UNREPORTED = "the shell reported nothing more and was replaced: whether the command ran is not known"
 _TAKEN = "something left running took what the shell was told; it was ended"
 
 
@@ -90,6 +90,8 @@ class Run:
     async def _loop_until_end(self) -> None:
         while not self._ended():
             await self._shell.news(self._look_at)
+        if self._outcome.silenced:
+            self._outcome.notes.append(_UNREPORTED)
         if self._ladder.step and not self._outcome.lost:
             await self._ladder.clear()
 
@@ -138,7 +140,8 @@ class Run:
     def _look_at_shell(self) -> None:
         """A shell that waits for its next line and has not reported cannot report, or something took its lines. It is
         given them again, which runs nothing twice; then who can take lines is ended; then, with nobody left who could,
-        it is given them a last time; then the shell is replaced."""
+        it is given them a last time; then the shell is replaced. When it was only stopped, its lines are still there,
+        and the next shell gets them."""
         process = self._shell.process
         if process is None or not self._shell.box.waits(process):
             self._silent = 0
@@ -153,7 +156,6 @@ class Run:
         elif self._silent == _SILENT_TICKS:
             self._shell.submit_again()
         else:
-            self._outcome.notes.append(_CANNOT_REPORT)
             self._outcome.silenced = True
             self._shell.box.signal([process], signal.SIGKILL)
 

@@ -72,8 +72,13 @@ class ControlWire(Outputs, ABC):
         self._send(self._ask + self._lines if snapshot else self._lines)
 
     def submit_again(self) -> None:
-        """Give it the lines once more; a command that has begun does not begin again."""
-        self._send(self._lines)
+        """Give it the lines once more; a command that has begun does not begin again. What is left of lines whose
+        beginning was taken may have opened a quote, which the comment ends."""
+        self._send(b'#"\n' + self._lines)
+
+    @abstractmethod
+    def unread(self) -> bool:
+        """Whether lines that were sent are still to be read."""
 
     def _put(self, name: str, data: bytes) -> None:
         """Over what was there before, which costs less than to empty the file first."""
@@ -156,3 +161,11 @@ class ControlWire(Outputs, ABC):
         super().rest()
         while self._files:
             os.close(self._files.popitem()[1][0])
+
+
+def waiting(descriptor: int, queue: str) -> bool:
+    """Whether anything is in one of the queues that the kernel counts for a descriptor."""
+    import fcntl  # neither is there on every system that may import this
+    import termios
+
+    return any(fcntl.ioctl(descriptor, getattr(termios, queue), bytes(4)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.control import ControlWire
+from gofer_sandbox.shell.control import ControlWire, waiting
 from gofer_sandbox.shell.frames import Decoder
 from gofer_sandbox.shell.outputs import SAFELY, Ownership
 
@@ -41,6 +41,10 @@ class FifoWire(ControlWire):
         """All of it or, where somebody inside has filled the shell's input, nothing: it is given again in time."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._input, lines)
+
+    def unread(self) -> bool:
+        """Whether lines that were sent, by whomever, are still to be read."""
+        return waiting(self._input, "FIONREAD")
 
     def hear(self) -> None:
         """One piece of them."""

@@ -321,7 +321,7 @@ class Shell:
         """The command never began, so another shell can have it, unless nobody wants it any more or it was another
         process that had it."""
         outcome = self.outcome
-        outcome.exit_code = None
+        outcome.exit_code, outcome.silenced = None, False
         if outcome.command is None or outcome.timed_out or outcome.stopped:
             outcome.notes.append(_UNBEGUN)
             outcome.cwd, self._state = self.cwd, State.IDLE
@@ -450,8 +450,9 @@ class Shell:
         self.wire.submit(live.number, outcome.command, live.separate, snapshot, outcome.before)
 
     def submit_again(self) -> None:
-        """The command's lines may have been taken away: give them once more, which runs nothing twice."""
-        if self.outcome.again < _AGAIN_AT_MOST:
+        """The command's lines may have been taken away: give them once more, which runs nothing twice. Not while those
+        are there that it was given: a shell that ends without having read them has not begun, which is known then."""
+        if self.outcome.again < _AGAIN_AT_MOST and not self.wire.unread():
             self.outcome.again += 1
             self.wire.submit_again()
 

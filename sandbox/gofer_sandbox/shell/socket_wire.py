@@ -19,7 +19,7 @@ from gofer_sandbox import processes
 from gofer_sandbox.errors import SandboxGone
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.control import ControlWire
+from gofer_sandbox.shell.control import ControlWire, waiting
 from gofer_sandbox.shell.frames import Decoder, Died, Started
 from gofer_sandbox.shell.outputs import Ownership
 
@@ -83,6 +83,10 @@ class SocketWire(ControlWire):
             self._read_on()
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             self._channel.send(lines)
+
+    def unread(self) -> bool:
+        """Whether lines that were sent are still to be read."""
+        return waiting(self._channel.fileno(), "TIOCOUTQ")
 
     # What comes in
 
