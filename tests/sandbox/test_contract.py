@@ -96,6 +96,15 @@ async def test_state_persists_between_commands(sandbox: Sandbox) -> None:
     assert (ended.output.lstrip("+"), ended.cwd[-2:]) == (" exit 9\n", "/d"), "nothing of how it is done"
     await sandbox.run("set +x")
     assert (await sandbox.run(check)).output == expected, "after the shell's death"
+    assert (await sandbox.run("echo $*")).output == "p q\n"
+    lost = "set -- 'r s'; trap : USR1; pushd /usr; exec 7</dev/null; sleep 4321 & enable -n let"
+    await sandbox.run(f"f() {{ kill $!; exit; }}; {lost}")
+    ended = await sandbox.run("f t")
+    assert ended.state_lost
+    words = "the job table, the directory stack, disabled builtins, traps, open descriptors"
+    assert ended.notes == (f"lost with the shell and not brought back: {words}",)
+    ended = await sandbox.run("echo $1; exit")
+    assert (ended.output, ended.state_lost, ended.notes) == ("r s\n", False, ()), "told once"
 
 
 async def test_state_is_kept_by_a_shell_that_came_after_another(sandbox: Sandbox) -> None:

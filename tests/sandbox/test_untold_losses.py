@@ -30,6 +30,24 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+CHANGES = [
+    "A={0}", "B[{0}%5]={0}", "f() {{ echo {0}; }}", "alias a=b{0}", "set -- {0} 'and more'", "umask 0{1}",
+    "cd /proc/{1}", "set -u", "set +u", "trap 'echo {0}' USR1", "trap - USR1", "pushd /usr", "dirs -c",
+    "enable -n let", "enable let", "exec 7</dev/null", "exec 7<&-",
+]  # fmt: skip
+"""What a command may do to the shell's state."""
+LOOK = (
+    'echo "${A-} ${B[*]-} $* $PWD ${DIRSTACK[1]-}" $- '
+    "$(umask; f; alias a; trap -p USR1; enable -n; [ ! -e /dev/fd/7 ] || echo 7)"
+)
+
+
+def change(chance: random.Random, number: int) -> str:
+    """One of them, quietly."""
+    text = chance.choice(CHANGES).format(number, chance.choice([1, 2, 7]))
+    return f"{text} >/dev/null 2>&1" if not text.startswith("exec") else text
+
+
 @pytest.fixture
 def place() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="untold-", dir="/dev/shm"))
@@ -46,7 +64,7 @@ async def test_no_loss_is_untold(place: Path, operations: int, seed: int) -> Non
     chance, provider = random.Random(seed), Bubblewrap(base=place)
     sandbox = Sandbox(provider, directory=place / "session")
     await sandbox.start()
-    value, told, untold = "", False, []
+    value, told, untold = (await sandbox.run(LOOK)).output.strip(), False, []
 
     def hear(result: Result) -> None:
         nonlocal told
@@ -59,11 +77,13 @@ async def test_no_loss_is_untold(place: Path, operations: int, seed: int) -> Non
         )[0]
         shell = sandbox.shell
         if operation == "set":
-            hear(await sandbox.run(f"A={number}"))
-            value = str(number)
+            changed = await sandbox.run(f"{change(chance, number)}; {LOOK}")
+            hear(changed)
+            value = changed.output.strip()
         elif operation == "exit":
-            hear(await sandbox.run(f"A={number}; exit 3"))
-            value = str(number)
+            changed = await sandbox.run(f"{change(chance, number)}; {LOOK}; exit 3")
+            hear(changed)
+            value = changed.output.strip()
         elif operation == "kill":
             hear(await sandbox.run("kill -9 $$"))
         elif shell and operation.startswith(("kill", "crash after")):
@@ -74,10 +94,11 @@ async def test_no_loss_is_untold(place: Path, operations: int, seed: int) -> Non
         elif operation == "server":
             record = sandbox.record
             await sandbox.detach()
-            said, output = await asyncio.to_thread(_killed_server, place, record, f"A={number}; echo $A")
+            command = f"{change(chance, number)}; {LOOK}"
+            said, output = await asyncio.to_thread(_killed_server, place, record, command)
             told, value = told or said, output
             sandbox = await Sandbox.restore(record, provider)
-        result = await sandbox.run("echo $A")
+        result = await sandbox.run(LOOK)
         hear(result)
         found = result.output.strip()
         if found != value and not told:

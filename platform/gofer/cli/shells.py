@@ -62,10 +62,15 @@ def show_shell(
 
 @app.command()
 def close(conversation: Conversation, agent: Agent, as_json: AsJson = False) -> None:
-    """End a shell. Its processes end within a minute; its files stay for the next shell.
+    """End a shell. Its processes end within a minute, once Gofer runs; its files stay for the next shell.
 
     \b
     gofer shells close conv_k3v9 gofer
     """
+    from gofer.settings import load_settings
+    from gofer.web.unix_socket import somebody_listens
+
+    running = somebody_listens(load_settings().socket_path)
     gone = call("DELETE", f"/shells/{conversation}/{agent}")
-    show(gone, as_json, lambda: print("The shell is closed."))
+    when = "within a minute" if running else "once Gofer runs: it does not run here now"
+    show(gone, as_json, lambda: print(f"The shell is closed. Its processes end {when}."))

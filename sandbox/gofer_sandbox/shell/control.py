@@ -44,10 +44,13 @@ _NUMBER = 24
 class ControlWire(Outputs, ABC):
     """Commands as files, and short lines that have the shell act on them."""
 
-    def __init__(self, control: Path, owner: Ownership, inside: str = scripts.INSIDE) -> None:
+    def __init__(
+        self, control: Path, owner: Ownership, inside: str = scripts.INSIDE, status: str = "&0"
+    ) -> None:
+        """`status` is where the shell writes."""
         super().__init__(control, owner)
         self._inside = inside
-        self._ask, self._report = scripts.ask(inside), scripts.report(inside)
+        self._ask, self._report = scripts.ask(status, inside), scripts.report(inside)
         self._lines = self._report
         """What has the shell run its command, and report."""
         self._asked = False
@@ -98,6 +101,8 @@ class ControlWire(Outputs, ABC):
         """Go on with what another process left; a session of the version before has other files for its commands."""
         for name in _COMMAND if not (self._control / "c1").exists() else ():
             self._owner.write(self._control / name, _COMMAND[name])
+        if b"BASH_I" not in (self._control / "s").read_bytes():
+            self._owner.write(self._control / "s", scripts.STATE)
         super().adopt(running)
 
     def resume(self, number: int, separate: bool) -> None:

@@ -24,7 +24,7 @@ class FifoWire(ControlWire):
     """Frames from whoever writes them."""
 
     def __init__(self, control: Path, owner: Ownership, inside: str = scripts.INSIDE) -> None:
-        super().__init__(control, owner, inside)
+        super().__init__(control, owner, inside, f"{inside}/st")
         self._status = os.open(control / "st", os.O_RDWR | SAFELY)
         self._input = os.open(control / "in", os.O_RDWR | SAFELY)
         self._decoder = Decoder()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 ROOM = 80 * 1024
 """What is looked at of one snapshot."""
 _FRAME_MAXIMUM = 16 * 1024
-_SECTIONS = b"OTLAFVN"
+_SECTIONS = b"OTLPWAFVN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Decoder:
 
     def _frame(self, frame: bytes) -> Iterator[Frame]:
         kind, rest = frame[:1], frame[1:]
-        if kind == b"U":
+        if kind == b"U" and rest[:1] in (b"i", b"e"):
             self._sections, self._kept, self._cut = {b"U": rest}, len(rest), b""
         elif kind in _SECTIONS and self._sections is not None:
             self._sections[kind] = rest

@@ -47,9 +47,9 @@ def report(control: str = INSIDE) -> bytes:
     return f"\\builtin . {control}/d\n".encode()
 
 
-def ask(control: str = INSIDE) -> bytes:
-    """The line that has it leave a snapshot."""
-    return f"\\builtin . {control}/x i\n".encode()
+def ask(status: str = "&0", control: str = INSIDE) -> bytes:
+    """The line that has it leave a snapshot. Without arguments, for the shell's own are part of it."""
+    return f"BASH_I=i; \\builtin . {control}/s >{status}\n".encode()
 
 
 RUN = b"BASH_S= BASH_N="
@@ -216,7 +216,7 @@ set +o history +H
 shopt -u checkwinsize
 [ -r {control}/state ] && . {control}/state
 \\builtin trap '{{ \\builtin kill -INT $$; }} 2>/dev/null' USR2
-\\builtin trap '{{ \\builtin . {control}/x e; }} 2>/dev/null' EXIT
+\\builtin trap '{{ BASH_I=e; \\builtin . {control}/x; }} 2>/dev/null' EXIT
 FUNCNEST=2000
 BASH_N=0 BASH_M=0 BASH_S=
 \\builtin printf '\\0R%s\\n' "$$" >{status}
@@ -251,10 +251,16 @@ ERROR = ")\n"
 
 
 _BEGINNING = r"""
-\builtin printf '\0U%s%s\0O%s\0T%s\n' "$1" "$PWD" "$SHELLOPTS" "$BASHOPTS"
+\builtin printf '\0U%s%s\0O%s\0T%s\n' "${BASH_I-$1}" "$PWD" "$SHELLOPTS" "$BASHOPTS"
 \builtin umask
 \builtin printf '\0L'
 \builtin ulimit -a
+case "${BASH_I-}${FUNCNAME-}" in [ie]) \builtin printf '\0P'; \builtin printf '%s ' "${@@Q}" ;; esac
+\builtin printf '\0Wdirs %s\n' "${DIRSTACK[1]+more}"
+\builtin jobs -p
+\builtin enable -n
+\builtin trap -p
+\builtin printf '%s\n' /proc/self/fd/*
 \builtin printf '\0A'
 \builtin alias -p
 \builtin printf '\0F'
@@ -268,7 +274,8 @@ STATE = (
 \builtin printf '\0E\0'
 """
 )
-"""Everything that is kept, section by section; bash writes each line on its own."""
+"""Everything that is kept or told, section by section; bash writes each line on its own. The positional parameters are
+not seen from within a function, nor in a shell of the version before, which is given an argument."""
 
 _NAMES = " ".join(f'"${{!{letter}@}}"' for letter in f"_{string.ascii_letters}")
 
@@ -289,13 +296,13 @@ done 2>/dev/null
 
 
 def snapshot(channel: Channel) -> str:
-    """Called with what it is for: leave a snapshot. Also the EXIT trap, so that what the last command changed before
-    its `exit` is kept too. A command has another standard input, so the channel is looked for where bash has put it;
-    only what is the very socket that the keeper has is written to."""
+    """The EXIT trap: leave a snapshot, so that what the last command changed before its `exit` is kept too. A command
+    has another standard input, so the channel is looked for where bash has put it; only what is the very socket that
+    the keeper has is written to."""
     control = channel.control
     if not channel.attested:
         return f"\\builtin . {control}/s >{channel.status}\n"
     return "".join(
-        f"\\builtin test /dev/fd/{fd} -ef /proc/1/fd/0 && \\builtin . {control}/s >&{fd} && \\builtin return\n"
+        f"[[ /dev/fd/{fd} -ef /proc/1/fd/0 ]] && \\builtin . {control}/s >&{fd} && \\builtin return\n"
         for fd in (0, *_SAVED)
     )

@@ -293,7 +293,7 @@ class Shell:
         """Once a shell is to begin with a state that is not whole."""
         if dropped := self.snapshots.take_dropped():
             self._journal.live.lost = True
-            self.notes.append(dropped)
+            self.notes += dropped
 
     def _recognise(self, ready: frames.Ready) -> None:
         """For whoever has to end it, and the server that comes after."""

@@ -121,12 +121,14 @@ class Snapshots:
         """Whether none has what a command changed."""
         return number > 0 and (self.last is None or self.last.after < number)
 
-    def take_dropped(self) -> str:
+    def take_dropped(self) -> list[str]:
         """What a shell that is to begin does not get, once."""
-        if not self.last or not self.last.dropped:
-            return ""
-        names, self.last = ", ".join(self.last.dropped), replace(self.last, dropped=())
-        return f"the shell's state was too large to keep; not brought back: {names}"
+        last = self.last or Snapshot()
+        dropped, passing = ", ".join(last.dropped), ", ".join(last.lost_with_shell())
+        if dropped or passing:
+            self.last = replace(last, dropped=(), passing=b"")
+        notes = [f"the shell's state was too large to keep; not brought back: {dropped}"] if dropped else []
+        return [*notes, f"lost with the shell and not brought back: {passing}"] if passing else notes
 
     def take_limits(self, now: bytes) -> str:
         """Which limits a shell that came up does not have any more, once."""

@@ -21,7 +21,8 @@ MAXIMUM = 64 * 1024
 _VALUE = rb"""(?:[^"'$\n]++|"(?:[^"\\]++|\\.)*+"|\$'(?:[^'\\]++|\\.)*+'|'[^']*+'|\$)*+"""
 _DECLARATION = re.compile(rb"declare -(\S+) (\w+)(?:=" + _VALUE + rb")?\n", re.S)
 
-_ALL_FUNCTIONS, _MORE_VARIABLES = "functions", "further variables"
+_ALL = "functions", "aliases", "positional parameters", "further variables"
+_ALL_FUNCTIONS, _ALL_ALIASES, _ALL_ARGUMENTS, _MORE_VARIABLES = _ALL
 _NAMED = 10
 _DECLARATIONS = 1000
 """Variables that are looked at: a shell has about a hundred, and each costs the server's loop two microseconds."""
@@ -46,6 +47,17 @@ _OPTIONS_NOT_RESTORED = {
 }
 _SET_AT_FIRST = (b"braceexpand", b"hashall", b"interactive-comments")
 """Of those that are restored, what every shell begins with."""
+_PASSING_SIZE = 8192
+_PASSING = {
+    "the job table": re.compile(rb"^\d+$", re.M),
+    "the directory stack": re.compile(rb"\Adirs more"),
+    "disabled builtins": re.compile(rb"^enable -n ", re.M),
+    "traps": re.compile(rb"^trap -- (?!'\{ (?:BASH_I=e; )?\\builtin )", re.M),
+    "open descriptors": re.compile(rb"(?:^/proc/self/fd/\d+\n){7}|^/proc/self/fd/[4-9]$", re.M),
+}
+"""What a shell has that is not brought back. Six descriptors are its own, two of them for asking: the lowest that is
+free, and one of those beyond 9 that amid a command it has more of."""
+_SAVED = re.compile(rb"^/proc/self/fd/\d\d+\n", re.M)
 _UMASK = re.compile(rb"[0-7]{1,4}")
 
 
@@ -60,6 +72,10 @@ class Snapshot:
     """BASHOPTS and, on a line of its own, the umask."""
     limits: bytes = b""
     """Not brought back, lest a shell be unusable for ever; told when a shell that had others is gone."""
+    arguments: bytes = b""
+    """The positional parameters, quoted."""
+    passing: bytes = b""
+    """What `jobs`, `trap` and the like said: not brought back, but told."""
     aliases: bytes = b""
     functions: bytes = b""
     variables: bytes = b""
@@ -80,13 +96,18 @@ class Snapshot:
         """As the shell would have written it."""
         names = "\n".join(self.dropped).encode()
         parts = (b"Ui" + self.cwd, b"O" + self.options, b"T" + self.settings, b"L" + self.limits)
+        ours = (b"P" + self.arguments, b"W" + self.passing)
         rest = (b"A" + self.aliases, b"F" + self.functions, b"V" + self.variables, b"N" + names)
-        return b"\0".join((b"", *parts, *rest, b"E%d" % self.after, b""))
+        return b"\0".join((b"", *parts, *ours, *rest, b"E%d" % self.after, b""))
 
     @property
     def size(self) -> int:
         """How much of what is bounded it holds."""
-        return len(self.aliases) + len(self.functions) + len(self.variables)
+        return len(self.arguments) + len(self.aliases) + len(self.functions) + len(self.variables)
+
+    def lost_with_shell(self) -> list[str]:
+        """What the shell had that no other gets, in words."""
+        return [words for words, found in _PASSING.items() if found.search(self.passing)]
 
     def state(self, home: str) -> bytes:
         """A script that brings all of it back, but for the options, which must come last."""
@@ -95,6 +116,7 @@ class Snapshot:
         return b"".join(
             [
                 self._setting_lines(),
+                b"\\builtin set -- %b\n" % self.arguments if self.arguments else b"",
                 *(_declaration(m) for m in declarations if _wanted(m.group(2))),
                 self.functions,
                 self.aliases,
@@ -146,12 +168,15 @@ def _declaration(found: re.Match[bytes]) -> bytes:
 
 def _whole(frame: Snapped) -> Snapshot:
     found = frame.sections
-    cwd, options, settings, limits, aliases, functions, variables = (
-        found.get(letter, b"") for letter in (b"U", b"O", b"T", b"L", b"A", b"F", b"V")
+    cwd, passing = found.get(b"U", b""), found.get(b"W", b"")
+    options, settings, limits, arguments, aliases, functions, variables = (
+        found.get(letter, b"") for letter in (b"O", b"T", b"L", b"P", b"A", b"F", b"V")
     )
+    passing = (_SAVED.sub(b"", passing) if cwd[:1] == b"e" else passing)[:_PASSING_SIZE]
     names = found.get(b"N", b"").decode("utf-8", "replace").split("\n")
     dropped = tuple("".join(filter(str.isprintable, name))[:80] for name in names if name)
-    return Snapshot(cwd[1:], options, settings, limits, aliases, functions, variables, dropped, frame.after)
+    parts = (cwd[1:], options, settings, limits, arguments, passing, aliases, functions, variables)
+    return Snapshot(*parts, dropped=dropped, after=frame.after)
 
 
 def kept(frame: Snapped, before: Snapshot | None) -> Snapshot | None:
@@ -159,15 +184,19 @@ def kept(frame: Snapped, before: Snapshot | None) -> Snapshot | None:
 
     What is largest is left out and named. What was cut off is taken from the snapshot before.
     """
-    found = _whole(frame)
+    older, found = before or Snapshot(), _whole(frame)
+    if b"P" not in frame.sections or b"P" in frame.cut:
+        found = replace(found, arguments=older.arguments)
     many = found.variables.count(b"\ndeclare -") >= _DECLARATIONS
     if not frame.cut and not many and found.size <= MAXIMUM:
         return replace(found, dropped=_few(found.dropped))
     if frame.cut and b"A" in frame.cut:
         return None
-    older, dropped = before or Snapshot(), list(found.dropped)
+    dropped = list(found.dropped)
     until = time.thread_time() + _DEADLINE
     variables, last = _declared(found.variables, bool(frame.cut), until)
+    if b"P" in frame.cut:
+        dropped.append(_ALL_ARGUMENTS)
     if b"F" in frame.cut:
         found = replace(found, functions=older.functions)
         dropped.append(_ALL_FUNCTIONS)
@@ -212,7 +241,9 @@ def _reduced(rest: Snapshot, variables: dict[bytes, bytes], dropped: list[str]) 
     if rest.size > MAXIMUM:
         rest, dropped = replace(rest, functions=b""), [_ALL_FUNCTIONS, *dropped]
     if rest.size > MAXIMUM:
-        rest, dropped = replace(rest, aliases=b""), ["aliases", *dropped]
+        rest, dropped = replace(rest, aliases=b""), [_ALL_ALIASES, *dropped]
+    if rest.size > MAXIMUM:
+        rest, dropped = replace(rest, arguments=b""), [_ALL_ARGUMENTS, *dropped]
     room = MAXIMUM - rest.size - sum(map(len, variables.values()))
     names = []
     for name in sorted(variables, key=lambda name: -len(variables[name])):
@@ -225,9 +256,7 @@ def _reduced(rest: Snapshot, variables: dict[bytes, bytes], dropped: list[str]) 
 
 def _few(names: tuple[str, ...]) -> tuple[str, ...]:
     """As many as are worth naming."""
-    plain = [
-        name for name in dict.fromkeys(names) if name not in (_ALL_FUNCTIONS, _MORE_VARIABLES, "aliases")
-    ]
+    plain = [name for name in dict.fromkeys(names) if name not in _ALL]
     words = [name for name in dict.fromkeys(names) if name not in plain]
     more = [_MORE_VARIABLES] if len(plain) > _NAMED and _MORE_VARIABLES not in words else []
     return (*plain[:_NAMED], *words, *more)

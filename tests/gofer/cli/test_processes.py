@@ -165,7 +165,7 @@ def test_web_and_worker_apart_on_postgres(
 
 
 def test_shells_are_listed_shown_and_closed(start: Start, terminal: Terminal) -> None:
-    start(sandbox="unconfined", spare_shells="0").wait_until_ready()
+    server = start(sandbox="unconfined", spare_shells="0").wait_until_ready()
     assert "No shells." in terminal("shells", "list")
     terminal("say", "$ echo hi > notes.txt")
     (shell,) = terminal.json("shells", "list")["shells"]
@@ -174,10 +174,12 @@ def test_shells_are_listed_shown_and_closed(start: Start, terminal: Terminal) ->
     assert line.split()[:3] == [*named, shell["provider"]]
     assert "notes.txt" in terminal("shells", "show", *named)
     terminal("shells", "show", shell["conversation_id"], "nobody", fails=3)
-    assert "The shell is closed." in terminal("shells", "close", *named)
+    assert "closed. Its processes end within a minute." in terminal("shells", "close", *named)
     terminal("shells", "close", *named, fails=3)
     said = terminal("say", "--conversation", shell["conversation_id"], "$ cat notes.txt")
     assert "hi" in said, "its files stay for the next shell"
+    assert server.stop() == 0
+    assert "end once Gofer runs: it does not run here now." in terminal("shells", "close", *named)
 
 
 @pytest.mark.slow
