@@ -40,6 +40,7 @@ from gofer.jobs.queue import Claim
 from gofer.mac_upgrade import start
 from gofer.runs.answer import _name_and_model
 from gofer.runs.shells import _kept
+from gofer.runtimes.records import register
 from gofer.secrets.secret_store import PLATFORM
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -92,6 +93,7 @@ FIRST_SIGNED = {
     "goal": "agent_id asked_by budget connection_id conversation_id created_at id message_seq narrowed needs_approval "
     "participant_id trust until workspace_id",
     "device": "created_at digest id member_id name paired_at scopes",
+    "runtime": "agent_id callback_secret callback_url created_at id kind member_id name",
 }
 """What the first release that signs has signed."""
 
@@ -184,6 +186,7 @@ async def filled(world: World) -> None:
         }
         row_macs.insert(c, shells, {**shell, "used_at": 1.0})
         row_macs.insert(c, goals, a_goal(claim))
+        register(c, name="pane", agent="gofer", kind="tmux", member_id=member)
 
     await world.run(fill)
 
