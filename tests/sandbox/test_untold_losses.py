@@ -38,7 +38,7 @@ CHANGES = [
 """What a command may do to the shell's state."""
 LOOK = (
     'echo "${A-} ${B[*]-} $* $PWD ${DIRSTACK[1]-}" $- '
-    "$(umask; f; alias a; trap -p USR1; enable -n; [ ! -e /dev/fd/7 ] || echo 7)"
+    "$(exec 2>/dev/null; umask; f; alias a; trap -p USR1; enable -n; [ ! -e /dev/fd/7 ] || echo 7)"
 )
 
 
