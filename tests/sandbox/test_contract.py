@@ -105,6 +105,8 @@ async def test_state_persists_between_commands(sandbox: Sandbox) -> None:
     assert ended.notes == (f"lost with the shell and not brought back: {words}",)
     ended = await sandbox.run("echo $1; exit")
     assert (ended.output, ended.state_lost, ended.notes) == ("r s\n", False, ()), "told once"
+    ended = await sandbox.run("trap '' HUP; exit")
+    assert (ended.state_lost, ended.notes) == (False, ()), "under nohup every shell ignores it"
 
 
 async def test_state_is_kept_by_a_shell_that_came_after_another(sandbox: Sandbox) -> None:

@@ -16,6 +16,9 @@ from support.web_server import PASSWORD, Browser, House, csrf_in
 
 MAKING = [
     ("POST", "/tokens", {"name": "x"}),
+    ("POST", "/devices", {"name": "x", "public_key": "A" * 43}),
+    ("POST", "/devices/x/pair", {}),
+    ("POST", "/runtimes", {"name": "x", "agent": "gofer", "kind": "tmux"}),
     ("POST", "/members", {"name": "newcomer"}),
     ("PATCH", "/members/olga", {"role": "owner"}),
     ("POST", "/members/olga/link", {}),

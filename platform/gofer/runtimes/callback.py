@@ -20,7 +20,6 @@ from sqlalchemy import Connection, select
 from gofer.errors import GoferError, NotFound
 from gofer.integration.messages import sign_body
 from gofer.jobs.queue import Claim
-from gofer.mcp.transport import OnlyThere
 from gofer.runtimes import hops as hop_rows
 from gofer.runtimes.words import read_order
 from gofer.store import row_macs
@@ -98,6 +97,8 @@ class CallbackSender:
             SIGNATURE: sign_body(body, key, time.time()),
             ORDER: order,
         }
+        from gofer.mcp.transport import OnlyThere  # a server without such a runtime needs none of it
+
         try:
             async with httpx2.AsyncClient(
                 transport=OnlyThere(runtime.callback_url), timeout=self._timeout, follow_redirects=False

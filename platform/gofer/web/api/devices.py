@@ -20,6 +20,7 @@ from gofer.web.api.http import (
     secret_response,
 )
 from gofer.web.auth import note
+from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.auth.devices import (
     add_device,
     list_devices,
@@ -60,6 +61,7 @@ async def index(request: Request) -> Response:
 
 async def add(request: Request) -> Response:
     """Pair a device by its key. Its token is shown this once."""
+    check_confirmed(request)
     new = await parse_body(request, NewDevice)
     if stray := sorted(set(new.scopes) - {*GATEWAY_SCOPES}):
         raise Malformed(f"scopes: {stray[0][:60]!r} is not one. Scopes: {', '.join(GATEWAY_SCOPES)}.")
@@ -77,6 +79,7 @@ def _add(connection: Connection, new: NewDevice) -> dict[str, Any]:
 
 async def pair(request: Request) -> Response:
     """Pair a device that waits for it."""
+    check_confirmed(request)
     await parse_body(request, EmptyBody)
     id_ = request.path_params["id"]
     await platform_of(request).database.write(partial(pair_device, id_=id_))

@@ -25,6 +25,7 @@ from gofer.web.api.http import (
 )
 from gofer.web.api.idempotency import HEADER
 from gofer.web.auth import Visitor, note, record_reading, visitor_of
+from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.auth.members import find_member, first_owner
 from gofer.web.queries import runtimes
 
@@ -115,6 +116,7 @@ async def show(request: Request) -> Response:
 
 async def add(request: Request) -> Response:
     """Register a runtime. From then on its member's host may announce it."""
+    check_confirmed(request)
     platform, new = platform_of(request), await parse_body(request, NewRuntime)
     note(request, name=new.name, agent=new.agent, kind=new.kind)
     _check_callback(new)
