@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx2
 import pytest
 from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from sqlalchemy import Connection, select
 
@@ -22,10 +20,10 @@ from gofer.store.tables import audit_entries, jobs
 from gofer.web import mcp
 from gofer.web.api.http import MAX_BODY
 from gofer.web.auth.audit import READ
+from support.mcp_client import called, with_client
 from support.patience import eventually, patience, until
 from support.web_server import House
 
-T = TypeVar("T")
 ALL = [
     *(
         "list_conversations",
@@ -59,31 +57,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     house = House(furnished(tmp_path_factory.mktemp("house") / "data"))
     yield house
     house.close()
-
-
-@asynccontextmanager
-async def connected(house: House, token: str, **options: Any) -> AsyncIterator[Client]:
-    async with httpx2.AsyncClient(headers={"authorization": f"Bearer {token}"}, timeout=patience(30)) as http:
-        transport = streamable_http_client(f"{house.url}/mcp", http_client=http)
-        async with Client(transport, **options) as client:
-            yield client
-
-
-def with_client(house: House, token: str, do: Callable[[Client], Awaitable[T]], **options: Any) -> T:
-    async def work() -> T:
-        async with connected(house, token, **options) as client:
-            return await do(client)
-
-    return asyncio.run(work())
-
-
-def called(house: House, token: str, name: str, **arguments: Any) -> Any:
-    """The structured result of one call."""
-
-    async def call(client: Client) -> Any:
-        return (await client.call_tool(name, arguments)).structured_content
-
-    return with_client(house, token, call)
 
 
 @pytest.fixture(scope="module")
