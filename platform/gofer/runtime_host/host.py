@@ -71,6 +71,7 @@ class RuntimeHost:
         """Gofer has taken the token once."""
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._begun: set[str] = set()
+        self._forced: dict[str, asyncio.Event] = {}
         self._every = HEARTBEAT
         self._hurry = asyncio.Event()
 
@@ -208,6 +209,8 @@ class RuntimeHost:
                 self._begin(id, self._report(id, HostReport(status="failed", reason="order.malformed")))
             return
         if order.id in self._runs:
+            if order.force and order.id in self._forced:
+                self._forced[order.id].set()
             return
         if self._journal.knows(order.id):
             # It was begun before: it is never done again, only told again.
@@ -243,9 +246,11 @@ class RuntimeHost:
             return await self._ask(order.id, text, choices)
 
         renewing = asyncio.create_task(renew())
+        forced = self._forced[order.id] = asyncio.Event()
         try:
-            end = await self._outcome(OrderRun(order, begin, report, ask, self._clock))
+            end = await self._outcome(OrderRun(order, begin, report, ask, forced, self._clock))
         finally:
+            del self._forced[order.id]
             await _end([renewing])
         crash_point("host.done")
         if order.id in self._begun:

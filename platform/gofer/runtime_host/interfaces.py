@@ -131,6 +131,8 @@ class OrderRun:
     """Tell the platform something that is not the end."""
     ask: Callable[[str, list[str]], Awaitable[str | None]]
     """Ask people a question with choices; None when nobody answered."""
+    forced: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the order is forced meanwhile."""
     clock: Clock = field(default_factory=Clock)
 
 

@@ -335,7 +335,7 @@ class TmuxAdapter(Adapter):
         while True:
             pane = await self._fit_pane()
             silence = self._typing.quiet_for(await self._server.last_key(pane))
-            if order.force or silence >= order.quiet.quiet:
+            if order.force or run.forced.is_set() or silence >= order.quiet.quiet:
                 return pane
             left = order.quiet.at_most - (clock.monotonic() - began)
             if left <= 0:

@@ -43,6 +43,7 @@ _REASON = re.compile(r"[a-z]+(\.[a-z_]+)*")
 HOP = "trigger.hop"
 LATE = "trigger.late"
 SILENT, HOST_AWAY, HOST_LOST = "runtime.silent", "host.away", "host.lost"
+TYPING = "deferred.typing"
 
 
 _LIVES = exists().where(jobs.c.id == hops.c.job_id, in_state(*LIVE, JobState.BLOCKED))
@@ -216,6 +217,14 @@ def take_orders(connection: Connection, member_id: str, host: str) -> list[Any]:
         if claimed is not None:
             taken.append((claimed, runtime))
     return taken
+
+
+def force_deferred(connection: Connection, job_id: int) -> None:
+    """Hand an order that its host puts off because somebody types out once more, now as a forced one. The host knows
+    that it is the same. Conversation locked."""
+    for row in hops_of(connection, job_id):
+        if row.state == TAKEN and row.reason == TYPING:
+            change(connection, row, QUEUED, was=(TAKEN,), within=TAKE_WITHIN)
 
 
 def find_order(connection: Connection, given: str, member_id: str, *, lock: bool = True) -> tuple[Any, Any]:

@@ -91,6 +91,7 @@ def trigger(
         if wish.force:
             forced = {**live.payload, TRIGGER: {**live.payload.get(TRIGGER, {}), "force": True}}
             connection.execute(update(jobs).where(jobs.c.id == live.id).values(payload=forced))
+            hop_rows.force_deferred(connection, live.id)
             signal(connection, live.id, by=wish.by)
         return {**envelope, "action": "already_pending", "job": live.id}
     stopped = "" if wish.force else why_not(connection, row, safeguards)

@@ -76,7 +76,7 @@ async def carry_out(
         {"id": "1-1", "runtime": "coder", "action": action, "text": "Hello there", **order}
     )
     try:
-        seen.result = await adapter.carry_out(OrderRun(given, begin, report, ask, clock or Clock()))
+        seen.result = await adapter.carry_out(OrderRun(given, begin, report, ask, clock=clock or Clock()))
     except NotDelivered as error:
         seen.result = HostReport(status="failed", reason=error.reason)
     return seen

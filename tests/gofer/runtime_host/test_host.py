@@ -196,6 +196,20 @@ async def test_a_host_that_is_stopped_gives_back_what_it_has_not_begun(
 
 
 @needs_tmux
+async def test_an_order_that_is_forced_while_somebody_types_is_delivered(
+    tmp_path: Path, desk: Terminals
+) -> None:
+    os.write(desk.person(desk.agent("urgent")), b"x")
+    api, quiet = StandInApi(), {"quiet": 3000, "look_every": 0.05, "at_most": 3000}
+    async with running(api, tmp_path, settings(tmp_path, desk.socket, "urgent")):
+        api.orders = [order("11-1", "urgent", quiet=quiet)]
+        await eventually(lambda: api.reports == [("11-1", "deferred", "deferred.typing")], within=10)
+        api.orders = [order("11-1", "urgent", quiet=quiet, force=True)]
+        await eventually(lambda: "delivered" in [status for _, status, _ in api.reports], within=10)
+    assert len(desk.told("urgent")) == 1, "once"
+
+
+@needs_tmux
 async def test_a_pane_that_dies_by_itself_is_said_to_have_crashed_once(
     tmp_path: Path, desk: Terminals
 ) -> None:

@@ -220,6 +220,30 @@ def test_a_browser_cannot_take_a_hosts_orders(scene: Scene) -> None:
     assert browser.get("/api/v1/runtimes/orders?host=x").status_code == 403
 
 
+def test_an_owner_forces_what_a_host_puts_off_because_somebody_types(scene: Scene) -> None:
+    conversation, trigger = scene.say("I type here")
+    order = scene.order()
+    assert order["force"] is False
+    assert scene.report(order, "deferred", "deferred.typing")["state"] == "taken"
+    wish = {"agent": "pane", "reason": "it burns", "force": True}
+    told = scene.owner.post(f"/conversations/{conversation}/trigger", json=wish).json()
+    assert (told["action"], told["job"]) == ("already_pending", trigger)
+    forced = scene.order()
+    assert (forced["id"], forced["force"]) == (order["id"], True), "the same order, now without regard"
+    assert scene.report(forced, "delivered")["ignored"] is False
+    assert scene.post(forced, "It is out.")["result"] == "accepted"
+    scene.ended(trigger)
+    assert scene.hops(trigger) == [("live", "answered", "")]
+    audit = scene.owner.get("/audit").json()["entries"]
+    assert "it burns" in {each["data"].get("reason") for each in audit}
+
+    told = scene.owner.post(f"/conversations/{conversation}/trigger", json=wish).json()
+    assert told["action"] == "enqueued"
+    order = scene.order()
+    assert (order["trigger"], order["force"]) == (told["job"], True), "forced from the beginning"
+    scene.post(order, "Still out.")
+
+
 def test_a_host_asks_people_for_its_agent(scene: Scene) -> None:
     _, trigger = scene.say("may I?")
     order = scene.order()
