@@ -50,7 +50,7 @@ def find_participant(connection: Connection, conversation_id: str, agent: str) -
     row = connection.execute(query).one_or_none()
     if row is None:
         raise NotFound(
-            f"{agent[:40]!r} takes no part in this conversation. `list_participants`, or `gofer conversations "
+            f"{agent[:40]!r} takes no part in this conversation. `list_participants`, or `gofer runtimes "
             "participants`, shows who does."
         )
     return row
