@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -31,6 +32,7 @@ from gofer.web.dashboard.render import Renderer
 from gofer.web.dashboard.routes import page_routes
 from gofer.web.hooks import Hooks, is_hook
 from gofer.web.problems import on_gofer_error, on_http_exception, problem
+from gofer.web.queries.runtimes import count_runtimes
 from gofer.web.queries.service_levels import ServiceLevels
 from gofer.web.static_files import StaticFiles
 
@@ -218,6 +220,11 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._runtimes = Gauge("gofer_runtimes", "Runtimes by state.", ["state"], registry=self.registry)
+        self._hops = Gauge(
+            "gofer_trigger_hops", "Hops of Triggers by what was tried and what became of it.",
+            ["action", "state"], registry=self.registry,
+        )  # fmt: skip
         self._levels = {
             name: Gauge(f"gofer_{name}", help_, labels, registry=self.registry)
             for name, (help_, labels) in LEVELS.items()
@@ -259,12 +266,22 @@ class Metrics:
         by_words_alone = recall.embeddings is not None and bool(recall.embeddings.problem)
         self._degraded.set(len(recall.degraded) + by_words_alone)
 
+    async def _external(self) -> None:
+        every = self._platform.settings.runtime_heartbeat
+        states, ended = await self._platform.database.read(partial(count_runtimes, every=every))
+        self._hops.clear()
+        for state, count in states.items():
+            self._runtimes.labels(state).set(count)
+        for labels, count in ended.items():
+            self._hops.labels(*labels).set(count)
+
     async def render(self) -> bytes:
         """The metrics as Prometheus reads them."""
         from prometheus_client import generate_latest
 
         await self._remembered()
         await self._served()
+        await self._external()
         states = await self._platform.database.read(depth)
         for state in STATES:
             self._jobs.labels(state).set(states.get(state, 0))

@@ -273,6 +273,18 @@ def test_the_command_line_shows_the_hops(scene: Scene) -> None:
     assert [hop_row(each)[:5] for each in story["hops"]] == [(1, "live", scene.runtime, "answered", "")]
 
 
+def test_the_metrics_count_runtimes_and_hops(scene: Scene) -> None:
+    _, trigger = scene.say("count me")
+    scene.post(scene.order(), "Counted.")
+    scene.ended(trigger)
+    browser = scene.house.browser()
+    browser.follow(scene.house.link(scene.house.owner()))
+    text = browser.get("/metrics").text
+    live = [line for line in text.splitlines() if line.startswith('gofer_runtimes{state="live"}')]
+    assert float(live[0].split()[1]) >= 1
+    assert 'gofer_trigger_hops{action="live",state="answered"}' in text
+
+
 def test_an_agent_that_floods_a_conversation_is_held_back(scene: Scene) -> None:
     _, trigger = scene.say("do not shout")
     order = scene.order()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from gofer.app import Platform
 from gofer.errors import ConfigError, Conflict, NotFound
@@ -74,6 +74,14 @@ def describe(row: Any, every: float) -> dict[str, Any]:
 def list_all(connection: Connection, every: float) -> list[dict[str, Any]]:
     """Every runtime, by name."""
     return [describe(row, every) for row in records.list_runtimes(connection)]
+
+
+def count_runtimes(connection: Connection, every: float) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
+    """How many runtimes are in each state, and how many hops that are kept ended how."""
+    found = [records.state_of(row, every) for row in records.list_runtimes(connection)]
+    kept = select(hops.c.action, hops.c.state, func.count()).group_by(hops.c.action, hops.c.state)
+    ended = {(action, state): int(count) for action, state, count in connection.execute(kept)}
+    return {state: found.count(state) for state in records.STATES}, ended
 
 
 def show_one(connection: Connection, name: str, every: float) -> dict[str, Any]:
