@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ from sqlalchemy import Connection
 from gofer.crash import crash_point
 from gofer.errors import GoferError, NotFound
 from gofer.goals import records
-from gofer.goals.requests import goal_of_message
+from gofer.goals.requests import agents_elsewhere, goal_of_message
 from gofer.jobs.queue import Claim
 from gofer.settings import Settings
 from gofer.store.database import Database
@@ -70,8 +71,9 @@ async def answer_goal(
             return await database.write(partial(_tell, **here, read=read, which=which, words=said))
         if not words.strip("+ "):
             return WHAT
-        made = partial(goal_of_message, vault=vault, settings=settings, claim=claim, read=read, text=words)
-        said = await database.write(made)
+        elsewhere = await asyncio.to_thread(agents_elsewhere, settings)
+        asked: dict[str, Any] = {"settings": settings, "read": read, "text": words, "elsewhere": elsewhere}
+        said = await database.write(partial(goal_of_message, **here, **asked))
         crash_point("goal.asked")
         return said
     except GoferError as error:

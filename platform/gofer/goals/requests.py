@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,13 +11,13 @@ from typing import Any
 from pydantic import Field
 from sqlalchemy import Connection, select, update
 
-from gofer.errors import GoferError
+from gofer.errors import Conflict, GoferError
 from gofer.goals import records
 from gofer.goals.records import GoalRequest, NewGoal, create_goal
 from gofer.intake.routing import answering_agents
 from gofer.jobs.notifications import JOBS, Signals
 from gofer.jobs.queue import Claim
-from gofer.runs.agent_files import SUGGEST_GOAL, TELL_GOAL
+from gofer.runs.agent_files import SUGGEST_GOAL, TELL_GOAL, AgentFiles, in_force
 from gofer.sanitize import defuse
 from gofer.settings import Settings
 from gofer.store.database import Database
@@ -33,13 +33,26 @@ GOAL_MESSAGE = "goal"
 UNHEARD = (
     "No agent hears this conversation, so nobody can take a goal. An owner can choose one with /agent NAME."
 )
+ELSEWHERE = "{agent} runs elsewhere, so it plans no goals. Give the goal to an agent of Gofer's own."
 MICROS = 1_000_000
 MAX_TOLD = 5
 """Goals under way that a run is told of."""
 
 
+def agents_elsewhere(settings: Settings) -> frozenset[str]:
+    """The names of the agents that somebody runs elsewhere, which take no goals."""
+    known = in_force(AgentFiles.of(settings).look())
+    return frozenset(spec.name for spec in known if spec.runtime is not None)
+
+
 def goal_of_message(
-    connection: Connection, vault: Vault, settings: Settings, claim: Any, read: StoredMessage, text: str
+    connection: Connection,
+    vault: Vault,
+    settings: Settings,
+    claim: Any,
+    read: StoredMessage,
+    text: str,
+    elsewhere: Collection[str] = (),
 ) -> str:
     """Make the goal that a message asks for, once; returns what to say if it cannot be made. `claim` says where."""
     made = make_goal(
@@ -50,6 +63,7 @@ def goal_of_message(
         text,
         workspace_id=claim.workspace_id,
         conversation_id=str(claim.conversation_id),
+        elsewhere=elsewhere,
     )
     return "" if made else UNHEARD
 
@@ -63,9 +77,10 @@ def make_goal(
     *,
     workspace_id: str,
     conversation_id: str,
+    elsewhere: Collection[str] = (),
 ) -> str:
     """The id of the goal of a message, made unless it is there; empty when no agent hears the conversation. Where
-    several agents do, the goal asks which of them takes it."""
+    several agents do, the goal asks which of them takes it. Raises Conflict when all of them run elsewhere."""
     lock_conversation(connection, conversation_id)
     message = read.message
     hearing = answering_agents(
@@ -80,6 +95,10 @@ def make_goal(
         return ""
     ids = [agent_id for agent_id, _ in hearing]
     named = dict(connection.execute(select(agents.c.id, agents.c.name).where(agents.c.id.in_(ids))).all())
+    hearing = [each for each in hearing if named.get(each[0]) not in elsewhere]
+    if not hearing:
+        raise runs_elsewhere(named[ids[0]])
+    ids = [agent_id for agent_id, _ in hearing]
     several = tuple(named[each] for each in ids if each in named) if len(ids) > 1 else ()
     goal_id = create_goal(
         connection,
@@ -101,6 +120,11 @@ def make_goal(
     )
     _keep_as_talk(connection, vault, conversation_id, read)
     return goal_id
+
+
+def runs_elsewhere(agent: str) -> Conflict:
+    """Why an agent takes no goal."""
+    return Conflict(ELSEWHERE.format(agent=agent))
 
 
 def _keep_as_talk(connection: Connection, vault: Vault, conversation_id: str, read: StoredMessage) -> None:

@@ -9,6 +9,7 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
+from gofer.store.tables import conversations, goals, replies
 from support.mcp_client import called, with_client
 
 from .conftest import Scene
@@ -122,3 +123,23 @@ def test_the_tools_are_refused_to_strangers_and_wrong_scopes(scene: Scene) -> No
     with_client(house, reading, try_hidden)
     assert scene.hops(trigger) == [("live", "taken", "")], "nothing of it counted"
     scene.post(order, "Not for everybody.")
+
+
+def test_a_goal_for_an_external_agent_is_refused_when_it_is_asked_for(scene: Scene) -> None:
+    why = "pane runs elsewhere, so it plans no goals. Give the goal to an agent of Gofer's own."
+    before = scene.count(conversations)
+    asked = scene.owner.post("/goals", json={"text": "Tidy the attic.", "agent": "pane"})
+    assert (asked.status_code, asked.json()["detail"]) == (409, why)
+    told = called(scene.house, token_of(scene.owner), "start_goal", goal="Tidy the attic.", agent="pane")
+    assert (told["status"], told["detail"]) == (409, why)
+    assert scene.count(conversations) == before, "nothing is kept of it"
+    conversation, trigger = scene.say("hello")
+    scene.post(scene.order(), "Hello.")
+    scene.ended(trigger)
+    here = f"/conversations/{conversation}/messages"
+    assert scene.owner.post(here, json={"text": "/goal Tidy the attic."}).status_code == 202
+    scene.until(lambda: scene.count(replies, replies.c.conversation_id == conversation) == 2)
+    browser = scene.house.browser()
+    browser.follow(scene.house.link(scene.house.owner()))
+    assert "pane runs elsewhere, so it plans no goals." in browser.get(f"/chat/{conversation}").text
+    assert scene.count(goals) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.goals.records import refuse_if_full
+from gofer.goals.requests import agents_elsewhere, runs_elsewhere
 from gofer.web.api.http import EmptyBody, RequestModel, json_response, parse_body, parse_query, platform_of
 from gofer.web.api.messages import say_in_room
 from gofer.web.auth import actor, record_reading, visitor_of
@@ -96,6 +98,9 @@ async def add(request: Request) -> Response:
     member = visitor_of(request).member_id
     full = partial(refuse_if_full, most=most, agent=given.agent, asked_by=member)
     await platform.database.read(full)
+    elsewhere = await asyncio.to_thread(agents_elsewhere, platform.settings)
+    if (wanted := given.agent or visitor_of(request).agent) in elsewhere:
+        raise runs_elsewhere(wanted)
     visitor, conversation_id, seq = await say_in_room(
         request, f"/goal {given.text}", room_id=given.conversation, agent=given.agent
     )
@@ -110,6 +115,7 @@ async def add(request: Request) -> Response:
             dollars=given.dollars,
             hours=given.hours,
             approval=given.approval,
+            elsewhere=elsewhere,
         )
     )
     wake(platform)

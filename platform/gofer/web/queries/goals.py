@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -158,6 +159,7 @@ def add_goal(
     dollars: float | None,
     hours: float | None,
     approval: bool | None,
+    elsewhere: Collection[str],
 ) -> str:
     """Make the goal that a message of the web chat asks for, unless the command has made it; returns its id. Raises
     TooOften when there are too many."""
@@ -175,6 +177,7 @@ def add_goal(
         text,
         workspace_id=FIRST_WORKSPACE,
         conversation_id=conversation_id,
+        elsewhere=elsewhere,
     )
     if not goal_id:
         raise NotFound(UNHEARD)
