@@ -349,8 +349,8 @@ def resume(connection: Connection, goal_id: str, *, by: str) -> str:
 
 
 def cancel(connection: Connection, goal_id: str, *, by: str) -> str:
-    """End a goal: what runs of it is stopped at once, and its driver reports how far it got."""
-    goal = _steerable(connection, goal_id)
+    """End a goal: what runs of it is stopped at once, and its driver reports how far it got. Nothing takes it back."""
+    goal = _live(connection, goal_id)
     set_state(connection, goal, goal.state, CANCEL, by=by)
     for child in children_of(connection, int(goal.job_id)):
         control.cancel(connection, child, by=by)
@@ -386,6 +386,13 @@ def note_words(
 
 
 def _steerable(connection: Connection, goal_id: str) -> Any:
+    goal = _live(connection, goal_id)
+    if goal.reason == CANCEL:
+        raise Conflict("This goal is being cancelled. It reports in a moment.")
+    return goal
+
+
+def _live(connection: Connection, goal_id: str) -> Any:
     goal = hold_goal(connection, goal_id)
     if goal.state in OVER:
         raise Conflict(f"This goal has ended already ({goal.state}).")

@@ -229,6 +229,20 @@ async def test_a_cancelled_goal_stops_its_tasks_and_ends_once(world: World) -> N
         await world.run(partial(records.cancel, goal_id=bench.goal_id, by="ann"))
 
 
+async def test_nothing_takes_back_a_cancel_that_the_driver_has_not_seen(world: World) -> None:
+    first = await Bench.made(world)
+    second = Bench(world, await new_goal(world, (await first.row()).conversation_id), first.rules)
+    await world.run(partial(records.pause, goal_id=second.goal_id, by="ann"))
+    for bench in (first, second):
+        await world.run(partial(records.cancel, goal_id=bench.goal_id, by="ann"))
+        for verb in (records.pause, records.resume):
+            with pytest.raises(Conflict, match="is being cancelled"):
+                await world.run(partial(verb, goal_id=bench.goal_id, by="ben"))
+        assert await world.run(partial(records.cancel, goal_id=bench.goal_id, by="ben")) == "cancelled"
+    assert [await first.go(), await first.go()] == [GoalEnd("cancelled", "cancelled")] * 2
+    assert [(await bench.row()).state for bench in (first, second)] == ["cancelled", "cancelled"]
+
+
 async def test_a_cancelled_goal_asks_nothing_more(world: World) -> None:
     bench = await Bench.made(world, needs_approval=True)
     await bench.go()
