@@ -13,7 +13,7 @@ import pytest
 from gofer_standins import loopback
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, fault, say
 from support.async_bridge import Elsewhere
-from support.patience import Deadline
+from support.patience import Deadline, patience
 from support.web_server import House
 
 Script = Callable[[Mapping[str, Any]], Reply]
@@ -89,6 +89,20 @@ class Studio:
             time.sleep(0.05)
         (report,) = found
         return report
+
+    def until_speaking(self, asked: list[str]) -> None:
+        """Until the model was asked and is in the middle of its answer."""
+        deadline = Deadline(20)
+        while not (asked and self.model.open_streams):
+            assert deadline.left > 0, asked
+            time.sleep(0.02)
+
+    def until_silent(self) -> None:
+        """Until nobody listens to the model any more."""
+        deadline = Deadline(20)
+        while self.model.open_streams:
+            assert deadline.left > 0
+            time.sleep(0.02)
 
     def question(self, goal: dict[str, Any]) -> dict[str, Any]:
         deadline = Deadline(20)
@@ -196,37 +210,49 @@ def test_new_words_reach_the_planner_while_tasks_run(studio: Studio) -> None:
 
 
 def test_cancel_in_the_middle_of_the_models_answer_ends_the_goal(studio: Studio) -> None:
-    goal_id = studio.goal(plan(step("wait for ever")), worker=lambda request: fault("stall"))
-    studio.when(
-        goal_id, lambda found: any(task["state"] == "running" for task in found["tasks"] if task["number"])
-    )
+    asked: list[str] = []
+
+    def worker(request: Mapping[str, Any]) -> Reply:
+        asked.append(json.dumps(request["messages"]))
+        return fault("stall")
+
+    goal_id = studio.goal(plan(step("wait for ever"), step("never", 1)), worker=worker)
+    studio.until_speaking(asked)
     assert studio.api.post(f"/goals/{goal_id}/cancel").status_code == 202
     goal = studio.until(goal_id, "cancelled")
-    assert [task["state"] for task in goal["tasks"] if task["number"]] == ["dropped"]
+    assert [task["state"] for task in goal["tasks"] if task["number"]] == ["dropped", "dropped"]
     assert "This goal was cancelled." in studio.report(goal)
+    studio.until_silent()
     assert studio.api.post(f"/jobs/{goal['job_id']}/redrive").status_code == 202
     deadline = Deadline(20)
     while studio.api.get(f"/jobs/{goal['job_id']}").json()["job"]["state"] != "cancelled":
         assert deadline.left > 0
         time.sleep(0.05)
     assert "This goal was cancelled." in studio.report(goal), "still the only one"
+    assert len(asked) == 1, "the model is asked nothing more"
 
 
 def test_pause_in_the_middle_of_the_models_answer_lets_it_end_and_nothing_begins(studio: Studio) -> None:
-    slow = Reply(done("slowly").blocks, delay=0.3)
-    goal_id = studio.goal(plan(step("one"), step("two", 1)), worker=lambda request: slow)
-    studio.when(
-        goal_id, lambda found: any(task["state"] == "running" for task in found["tasks"] if task["number"])
-    )
+    asked: list[str] = []
+
+    def worker(request: Mapping[str, Any]) -> Reply:
+        asked.append(json.dumps(request["messages"]))
+        return Reply(done("slowly").blocks, delay=patience(0.2) if len(asked) == 1 else 0)
+
+    goal_id = studio.goal(plan(step("one"), step("two", 1)), worker=worker)
+    studio.until_speaking(asked)
     assert studio.api.post(f"/goals/{goal_id}/pause").json()["state"] == "paused"
+    assert studio.model.open_streams == 1, "it was paused while the model spoke"
     studio.when(goal_id, lambda found: found["tasks_done"] == 1)
     time.sleep(0.5)
-    assert [task["state"] for task in studio.until(goal_id, "paused")["tasks"] if task["number"]] == [
-        "done",
-        "queued",
-    ]
+    paused = studio.until(goal_id, "paused")
+    assert [task["state"] for task in paused["tasks"] if task["number"]] == ["done", "queued"]
+    assert len(asked) == 1
     studio.api.post(f"/goals/{goal_id}/resume")
-    studio.until(goal_id, "done")
+    goal = studio.until(goal_id, "done")
+    assert [task["state"] for task in goal["tasks"] if task["number"]] == ["done", "done"]
+    assert ["Do one." in asked[0], "Do two." in asked[1], len(asked)] == [True, True, 2]
+    assert "- two" in studio.report(goal)
 
 
 def test_the_web_chat_shows_one_card_that_changes_with_the_goal(studio: Studio) -> None:
