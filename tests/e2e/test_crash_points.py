@@ -27,10 +27,14 @@ ROTATION = {point for point in POINTS if point.startswith("key.")}
 SCHEDULE = {"schedule.said"}
 OUTBOX = {point for point in POINTS if point.startswith("outbox.")}
 
-NOT_ON_THE_WAY = ("proposal.", "memory.", "goal.", "task.", "heartbeat.", "nudge.", "release.")
+NOT_ON_THE_WAY = (
+    *("proposal.", "memory.", "goal.", "task.", "heartbeat.", "nudge.", "release."),
+    *("trigger.", "host.", "post."),
+)
 ELSEWHERE = {point for point in POINTS if point.startswith(NOT_ON_THE_WAY)} | {"run.delegated"}
-"""`telegram/test_proposals.py`, `e2e/test_memory_crashes.py`, `e2e/test_goals.py`, `e2e/test_delegate_crashes.py` and
-`telegram/test_heartbeat.py` die at these. A staged change is known by its mark (`releases/stage.py`)."""
+"""`telegram/test_proposals.py`, `e2e/test_memory_crashes.py`, `e2e/test_goals.py`, `e2e/test_delegate_crashes.py`,
+`telegram/test_heartbeat.py`, `e2e/test_trigger_crashes.py` and `gofer/runtimes` die at these. A staged change is known
+by its mark (`releases/stage.py`)."""
 
 ONCE_EACH = [("hello", point) for point in sorted(POINTS - ELSEWHERE)]
 MORE = (

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Any, Literal
 
 from pydantic import Field
 from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.errors import Malformed
 from gofer.web.api.http import (
     EmptyBody,
     RequestModel,
@@ -30,13 +29,9 @@ from gofer.web.auth.devices import (
 )
 from gofer.web.auth.members import find_member, first_owner
 
-GATEWAY_SCOPES = (
-    "operator.read",
-    "operator.write",
-    "operator.admin",
-    "operator.approvals",
-    "operator.pairing",
-)
+GatewayScope = Literal[
+    "operator.read", "operator.write", "operator.admin", "operator.approvals", "operator.pairing"
+]
 
 
 class NewDevice(RequestModel):
@@ -44,11 +39,12 @@ class NewDevice(RequestModel):
 
     name: str = Field(min_length=1, max_length=100, description="What it is.")
     public_key: str = Field(
-        min_length=1, max_length=100, description="Its Ed25519 key, raw, in base64 for addresses."
+        pattern="^[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048]$",
+        description="Its Ed25519 key, raw, in base64 for addresses.",
     )
-    scopes: list[Annotated[str, Field(max_length=60)]] = Field(
+    scopes: list[GatewayScope] = Field(
         default=["operator.read", "operator.write"],
-        max_length=len(GATEWAY_SCOPES),
+        max_length=5,
         description="What its token may do at most, beside what its member may.",
     )
     member: str = Field(default="", max_length=200, description="Whose it is; the first owner's when empty.")
@@ -63,8 +59,6 @@ async def add(request: Request) -> Response:
     """Pair a device by its key. Its token is shown this once."""
     check_confirmed(request)
     new = await parse_body(request, NewDevice)
-    if stray := sorted(set(new.scopes) - {*GATEWAY_SCOPES}):
-        raise Malformed(f"scopes: {stray[0][:60]!r} is not one. Scopes: {', '.join(GATEWAY_SCOPES)}.")
     note(request, name=new.name, scopes=" ".join(new.scopes))
     return secret_response(await platform_of(request).database.write(partial(_add, new=new)), 201)
 
