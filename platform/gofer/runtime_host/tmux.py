@@ -407,8 +407,14 @@ class TmuxAdapter(Adapter):
             raise NotDelivered("runtime.not_managed")
         words = self._words(order)
         await run.begin()
-        pane = await self._new_pane(command)
-        await self._wait_until_ready(pane, f"{order.action}.failed")
+        failure = f"{order.action}.failed"
+        try:
+            pane = await self._new_pane(command)
+            await self._wait_until_ready(pane, failure)
+        except NotDelivered as error:
+            if error.reason != "runtime.gone":
+                raise
+            raise NotDelivered(failure, "The program ended at once.") from None
         return await self._tell(await self._pane(pane), words)
 
     async def _new_pane(self, command: list[str]) -> str:
@@ -457,10 +463,7 @@ class TmuxAdapter(Adapter):
         loop = asyncio.get_running_loop()
         until, still, screen = loop.time() + self._settings.ready_within, loop.time(), [""]
         while loop.time() < until:
-            try:
-                pane = await self._pane(id)
-            except NotDelivered:
-                raise NotDelivered(failure, "The program ended at once.") from None
+            pane = await self._pane(id)
             now = await self._server.screen(id)
             if now != screen:
                 screen, still = now, loop.time()
