@@ -206,7 +206,7 @@ async def web_greeting(data_dir: Path) -> str:
     return texts[0]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 async def test_an_owner_without_any_chat_but_the_web_changes_gofer_and_takes_it_back(tmp_path: Path) -> None:
     model, data_dir = changing_model(), tmp_path / "data"
     put(data_dir, {"gofer.toml": "self_update = true\n"})
