@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gofer.database_url import check_address
 from gofer.errors import ConfigError
@@ -32,12 +30,10 @@ def default_data_dir() -> Path:
     return Path(base) / "gofer"
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Everything a person may set. Each field is documented in docs/operations.md."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True, hide_input_in_errors=True
-    )
+    model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True, validate_default=True)
 
     data_dir: Path = Field(
         default_factory=default_data_dir, description="Where the database, keys and socket live."
@@ -284,6 +280,11 @@ class Settings(BaseSettings):
         description="Where the log goes: stderr, or logs/gofer.log in the data directory; auto is file on a terminal.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_environment(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {**_given(), **values}
+
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
@@ -377,38 +378,31 @@ class Settings(BaseSettings):
         """Where the master key is kept unless it is given."""
         return self.data_dir / "master.key"
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, _FileVariables(settings_cls)
+
+def _given() -> dict[str, str]:
+    """What the environment says. `GOFER_X_FILE=/run/secrets/x` means what `GOFER_X=<its content>` means, unless that is
+    there too; empty is as good as unset."""
+    given = {name.upper(): value for name, value in os.environ.items()}
+    found = {}
+    for name in Settings.model_fields:
+        variable = f"{PREFIX}{name.upper()}"
+        content = _content_of(f"{variable}_FILE")
+        if value := given.get(variable) or content:
+            found[name] = value
+    return found
 
 
-class _FileVariables(PydanticBaseSettingsSource):
-    """`GOFER_X_FILE=/run/secrets/x` means what `GOFER_X=<its content>` means; empty is as good as unset."""
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        path = os.environ.get(f"{PREFIX}{field_name.upper()}_FILE")
-        if not path:
-            return None, field_name, False
-        try:
-            if field_name == "master_key":
-                _refuse_open_file(Path(path))
-            return Path(path).read_text(encoding="utf-8").strip() or None, field_name, False
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{PREFIX}{field_name.upper()}_FILE cannot be read: {error}.") from error
-
-    def __call__(self) -> dict[str, Any]:
-        found = {
-            name: self.get_field_value(field, name)[0]
-            for name, field in self.settings_cls.model_fields.items()
-        }
-        return {name: value for name, value in found.items() if value is not None}
+def _content_of(variable: str) -> str:
+    """What is in the file that a variable names."""
+    path = os.environ.get(variable)
+    if not path:
+        return ""
+    try:
+        if variable == f"{PREFIX}MASTER_KEY_FILE":
+            _refuse_open_file(Path(path))
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{variable} cannot be read: {error}.") from error
 
 
 def _refuse_open_file(path: Path) -> None:
