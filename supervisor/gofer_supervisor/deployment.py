@@ -108,7 +108,9 @@ class Deployments:
         if self._runnable(build) or build == self._config.release.build:
             return build
         other = self._fallback(self._home.linked(GOOD))
-        self._go_back({"build": build, "previous": other}, "Its manifest is missing or damaged.")
+        self._end_revert(f"{build} was to run again, but its manifest is missing or damaged.")
+        damaged = {"build": build, "previous": other, "by": "", "at": time.time()}
+        self._go_back(damaged, "Its manifest is missing or damaged.")
         return other
 
     def _fallback(self, *builds: str) -> str:
@@ -126,7 +128,8 @@ class Deployments:
 
     def _can_go_back(self, trial: dict[str, Any], process: Process) -> bool:
         """Whether a process is of the release on probation, and another release can run in its place."""
-        return bool(process.build == trial["build"] != self._fallback(str(trial["previous"])))
+        here = trial["step"] != "revert" and process.build == trial["build"]
+        return here and bool(trial["build"] != self._fallback(str(trial["previous"])))
 
     # The transaction
 
@@ -176,13 +179,39 @@ class Deployments:
             say("There is no release to go back to.")
             return
         self._state.taken = id_
-        self._state.trial = {**last, "by": by, "at": time.time(), "step": "revert"}
-        self._save()
+        self._go_back({**last, "at": time.time()}, f"{by} asked for it.", asked=True)
 
     def _revert(self, trial: dict[str, Any]) -> None:
+        """Have what should run be the release before; the supervisor ends and starts processes until it does. Only
+        when it serves is the release taken back, and anybody told so."""
         if self._home.linked(GOOD) == trial["build"]:
             self._link(GOOD, str(trial["previous"]))
-        self._go_back(trial, f"{trial['by']} asked for it.")
+        if self._home.linked(CURRENT) != trial["previous"]:
+            self._link(CURRENT, str(trial["previous"]))
+        if self._all_ready(str(trial["previous"])):
+            self._end_revert()
+
+    def _all_ready(self, build: str) -> bool:
+        """Whether every process is of a release and ready, and none of another one is left."""
+        return all(
+            slot.successor is None
+            and slot.process is not None
+            and (slot.process.build, slot.process.ready, slot.process.stop_by) == (build, True, None)
+            for slot in self._slots
+        )
+
+    def _end_revert(self, but: str = "") -> None:
+        """The release is taken back: say so, once, with what is wrong with the one before it if anything is."""
+        trial = self._state.trial
+        if trial is None or trial["step"] != "revert":
+            return
+        build, to = str(trial["build"]), str(trial["previous"])
+        why = f"{trial.get('why') or 'Somebody asked for it.'} {but}".rstrip()
+        self._note("revision.rolled_back", build=build, to=to, reason=why, deployment=deployment_id(trial))
+        if to != build:
+            self._record_end(build, to, why, asked=bool(trial.get("asked")))
+        self._state.trial = None
+        self._save()
 
     def _last_deployment(self) -> dict[str, Any] | None:
         """The good release and the one that it replaced; None when that is not known."""
@@ -195,6 +224,7 @@ class Deployments:
     def _begin_trial(self, build: str, previous: str, *, by: str, step: str) -> None:
         """Write down what is to be deployed, before anything is done about it."""
         trial = {"build": build, "previous": previous, "by": by, "at": time.time(), "step": step}
+        self._end_revert()
         self._note("revision.started", build=build, previous=previous, by=by, deployment=deployment_id(trial))
         self._state.trial = trial
         self._state.exits = []
@@ -251,6 +281,7 @@ class Deployments:
         """From here on the new release serves. The store is not put back any more: it may hold what was answered."""
         self._set_step("prove")
         self._link(CURRENT, trial["build"])
+        self._start_now()
 
     def _begin_step(self, step: str, trial: dict[str, Any]) -> None:
         """Run the command of a step: `gofer` of the old release for the backup, of the new one for the migration."""
@@ -327,16 +358,18 @@ class Deployments:
         with contextlib.suppress(HomeError):
             self._amend(build, taken_back={"to": to, "reason": reason, "at": time.time(), "asked": asked})
 
-    def _go_back(self, trial: dict[str, Any], why: str) -> None:
-        """Have the release before the one on probation run again."""
+    def _go_back(self, trial: dict[str, Any], why: str, *, asked: bool = False) -> None:
+        """Write down that the release before is wanted back, by a person or because this one does not work."""
         previous = self._fallback(str(trial["previous"]), self._home.linked(GOOD))
         say(f"Going back from release {trial['build']} to {previous}: {why}")
-        told = {"build": trial["build"], "to": previous, "reason": why, "deployment": deployment_id(trial)}
-        self._note("revision.rolled_back", **told)
-        self._record_end(str(trial["build"]), previous, why, asked=trial.get("step") == "revert")
-        self._link(CURRENT, previous)
-        self._state.trial, self._state.exits, self._proved_from = None, [], None
+        known = {name: trial[name] for name in ("build", "at")}
+        self._state.trial = {**known, "previous": previous, "step": "revert", "why": why, "asked": asked}
+        self._state.exits, self._proved_from = [], None
         self._save()
+        self._start_now()
+
+    def _start_now(self) -> None:
+        """Another release is to run: it need not wait until the one that failed would have been tried again."""
         for slot in self._slots:
             slot.start_at = time.monotonic()
 

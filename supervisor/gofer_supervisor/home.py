@@ -70,8 +70,8 @@ class State:
         """The build of the environment that the supervisor was last started from."""
         self.trial: dict[str, Any] | None = None
         """A release that is being deployed or on probation: its build, the one before, by whom, since when, and which
-        step is under way (`stop`, `backup`, `migrate`, `restore` or `prove`; `revert` when a person wants the release
-        before back)."""
+        step is under way (`stop`, `backup`, `migrate`, `restore` or `prove`; `revert` until the release before serves
+        again, with why and whether a person asked for it)."""
         self.taken = ""
         """The id of the last request that was begun: should it still lie there, it is not begun again."""
         self.processes: dict[str, list[int]] = {}
@@ -115,6 +115,20 @@ class Home:
                     os.unlink(f"{directory}/{name}")
         with contextlib.suppress(OSError), open(self._reserve, "ab", opener=_private) as file:
             os.posix_fallocate(file.fileno(), 0, RESERVE)
+
+    def supervised(self) -> bool:
+        """Whether a supervisor runs here, also while nothing that it starts does."""
+        try:
+            lock = os.open(f"{self.path}/supervisor.lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(lock)
+        return False
 
     def give_up_reserve(self) -> bool:
         """Make room on a full disk; False when that was done before."""

@@ -242,7 +242,8 @@ class Supervisor(Deployments):
     def _on_notice(self, process: Process) -> None:
         became_ready = process.hear()
         trial = self._state.trial
-        if process.unfit and trial is not None and trial["build"] == process.build:
+        proving = trial is not None and (trial["step"], trial["build"]) == ("prove", process.build)
+        if process.unfit and trial is not None and proving:
             self._go_back(trial, f"The process {process.name} found that it does not work: {process.unfit}.")
         if not became_ready:
             return
@@ -290,8 +291,12 @@ class Supervisor(Deployments):
 
     def _on_failure(self, slot: Slot, process: Process) -> None:
         """A process has ended that should not have: start it again, go back to the release before, or rest."""
-        now = uptime()
+        now, trial = uptime(), self._state.trial
         self._proved_from = None
+        if trial is not None and trial["step"] == "revert":
+            if process.build == trial["build"] != trial["previous"]:
+                return  # it was to end anyway
+            self._end_revert(describe_end(process))
         self._state.exits = [at for at in self._state.exits if now - CRASH_LOOPS[-1][1] < at <= now] + [now]
         self._save()
         why = describe_end(process)

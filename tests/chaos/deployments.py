@@ -39,8 +39,9 @@ from supervisor.releases import Supervised
 from support.patience import Deadline
 
 ROOMS = 3
-STEPS = ("stop", "backup", "migrate", "prove", "ready", "never")
-"""`ready` is the part of `prove` in which the new release serves; with `never`, nothing is killed."""
+STEPS = ("stop", "backup", "migrate", "prove", "ready", "revert", "never")
+"""`ready` is the part of `prove` in which the new release serves, `revert` comes when it is taken back; with `never`,
+nothing is killed."""
 VICTIMS = ("supervisor", "release", "tree")
 MATRIX = [*itertools.product(STEPS[:-1], VICTIMS), ("never", "")]
 """Every victim at every step, and a deployment that is left alone."""
@@ -288,7 +289,7 @@ class _Campaign:
             return self._gofer.home.asked() is None
         if trial["step"] == "prove":
             # A step that this deployment leaves out never comes.
-            return step != "ready" or "ready" in trial
+            return step not in ("ready", "revert") or (step == "ready" and "ready" in trial)
         return bool(trial["step"] == step)
 
     def _strike(self, victim: str) -> None:

@@ -52,6 +52,8 @@ if fault == "configuration":
     sys.exit(78)
 if fault == "silent":
     time.sleep(3600)
+while fault.startswith("waits ") and not os.path.exists(fault[6:]):
+    time.sleep(0.02)
 if fault == "memory":
     eaten = b"x" * 300_000_000
     time.sleep(3600)
@@ -130,10 +132,15 @@ class Supervised:
         package = self._directory / build / "gofer"
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
-        (package / "__main__.py").write_text(PROGRAM.format(fault=fault, did=str(self._did)))
+        self.rewrite(build, fault)
         release = Release(build=build, version="1", python=sys.executable, path=(str(package.parent),))
         self.home.add(release, source="file", **facts)
         return release
+
+    def rewrite(self, build: str, fault: str) -> None:
+        """Have the next process of a release show another fault."""
+        program = PROGRAM.format(fault=fault, did=str(self._did))
+        (self._directory / build / "gofer" / "__main__.py").write_text(program)
 
     def stage(self, number: int, fault: str = "") -> str:
         """A release with a fault as people get it: built from a source tree, signed, staged and approved. Returns its

@@ -107,10 +107,66 @@ def test_a_person_can_go_back_to_the_release_before(gofer: Supervised) -> None:
     gofer.ask(do="deploy", build="two", by="ada")
     eventually(lambda: gofer.proved("two"))
     gofer.ask(do="rollback", by="ada")
-    eventually(lambda: gofer.serves("one"))
+    eventually(lambda: bool(gofer.events("revision.rolled_back")))
+    assert gofer.get() == (200, "one"), "what is said is so"
     assert gofer.home.linked("good") == gofer.home.linked("current") == "one"
-    assert gofer.events("revision.rolled_back")[-1]["reason"] == "ada asked for it."
+    (told,) = gofer.events("revision.rolled_back")
+    assert told["reason"] == "ada asked for it."
     assert gofer.home.manifest("two")["taken_back"]["asked"] is True
+
+
+def test_a_release_is_taken_back_when_the_one_before_serves_and_not_earlier(gofer: Supervised) -> None:
+    """What should run, what runs, what is said: in this order, also when the release before takes long to start."""
+    running(gofer)
+    gofer.add("two", "unfit")
+    gate = Path(gofer.home.path, "gate")
+    gofer.rewrite("one", f"waits {gate}")
+    gofer.ask(do="deploy", build="two", by="ada")
+    eventually(lambda: gofer.did.count("one serve") == 2)
+    assert gofer.home.linked("current") == "one"
+    assert (gofer.trial() or {})["step"] == "revert"
+    assert gofer.events("revision.rolled_back") == []
+    assert "taken_back" not in gofer.home.manifest("two")
+    gofer.kill()  # and the next one goes on
+    gofer.start(gofer.home.release("one"))
+    eventually(lambda: gofer.did.count("one serve") == 3)
+    assert gofer.events("revision.rolled_back") == []
+    gate.touch()
+    eventually(lambda: gofer.trial() is None)
+    (told,) = gofer.events("revision.rolled_back")
+    assert (told["build"], told["to"]) == ("two", "one")
+    assert gofer.get() == (200, "one")
+
+
+def test_when_the_release_before_does_not_run_either_this_is_said_and_another_can_be_deployed(
+    gofer: Supervised,
+) -> None:
+    running(gofer)
+    gofer.add("two", "unfit")
+    gofer.rewrite("one", "start")
+    gofer.ask(do="deploy", build="two", by="ada")
+    eventually(lambda: bool(gofer.events("worker.crash_loop")))
+    (told,) = gofer.events("revision.rolled_back")
+    assert "5 of 6 attempts failed" in told["reason"]
+    assert "The process serve ended by itself (exit code 1)" in told["reason"]
+    assert gofer.get()[0] == 503
+    assert gofer.home.supervised()
+    gofer.add("three")
+    gofer.ask(do="deploy", build="three", by="ada")
+    eventually(lambda: gofer.proved("three") and gofer.serves("three"))
+    assert len(gofer.events("revision.rolled_back")) == 1
+
+
+def test_a_release_that_fails_with_none_before_it_goes_on_and_says_so(gofer: Supervised) -> None:
+    gofer.start(gofer.add("one", "unfit"), probation=60)
+    eventually(lambda: bool(gofer.events("revision.rolled_back")))
+    (told,) = gofer.events("revision.rolled_back")
+    assert told["build"] == told["to"] == "one"
+    assert gofer.get() == (200, "one")
+    assert gofer.home.linked("good") == ""
+    assert "taken_back" not in gofer.home.manifest("one")
+    gofer.end_process()
+    eventually(lambda: gofer.did.count("one serve") == 2 and gofer.serves("one"))
 
 
 def test_what_is_not_here_is_not_deployed(gofer: Supervised) -> None:
@@ -224,7 +280,7 @@ def test_a_current_release_with_a_damaged_manifest_gives_way_to_the_good_one(gof
     eventually(lambda: gofer.serves("two"))
     gofer.damage("two")
     gofer.end_process()
-    eventually(lambda: gofer.serves("one"))
+    eventually(lambda: gofer.serves("one") and gofer.trial() is None)
     assert gofer.home.linked("current") == "one"
     assert len(gofer.events("revision.rolled_back")) == 1
     assert gofer.process is not None

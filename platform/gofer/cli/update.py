@@ -25,6 +25,8 @@ app = typer.Typer(
 )
 
 LOOK_EVERY = 0.2
+GONE_FOR = 60.0
+"""Seconds to wait for a supervisor that has ended: what keeps it running starts it again."""
 
 Build = Annotated[str, typer.Argument(help="A release, as `gofer update list` shows it.", show_default=False)]
 
@@ -270,20 +272,29 @@ def deploy(
 
 
 @app.command()
-def rollback(as_json: AsJson = False) -> None:
+def rollback(
+    wait: Annotated[bool, typer.Option(help="Wait until the release before serves.")] = True,
+    as_json: AsJson = False,
+) -> None:
     """Have `gofer up` run the release before the current one again.
 
     \b
     gofer update rollback
     """
     from gofer.releases.lifecycle import roll_back
+    from gofer_supervisor.home import CURRENT
 
     home, _ = _home()
     _require_supervisor(home)
+    left = home.linked(CURRENT)
     before = roll_back(home, by=_who())
     _record(home, "rollback", before)
-    said = f"Asked for: {before} runs again in a moment. `gofer update list` shows what runs."
-    show({"to": before}, as_json, lambda: print(said))
+    outcome = _outcome(home, left) if wait else {}
+    if outcome.get("state") == "runs":
+        raise CommandFailed(f"{left} still runs: `gofer up` found no release to go back to.", FAILED)
+    state, why = ("runs again", outcome["reason"]) if wait else ("asked for", "")
+    told = {"to": before, "state": state, "reason": why}
+    show(told, as_json, lambda: print(plain(f"{before}: {state}. {why}").rstrip()))
 
 
 @app.command()
@@ -308,21 +319,22 @@ def _record(home: Home, action: str, subject: str, **facts: Any) -> None:
 
 
 def _outcome(home: Home, build: str) -> dict[str, Any]:
-    """Wait until a release is on probation with everything ready, or was taken back."""
+    """Wait until a release is on probation with everything ready, or was taken back and the one before serves."""
     from gofer_supervisor.home import CURRENT
 
-    while home.asked() is not None:
-        time.sleep(LOOK_EVERY)
+    seen = time.monotonic()
     while True:
-        state = home.load()
-        trial = state.trial
-        if trial is None or trial["build"] != build:
+        asked, trial = home.asked(), home.load().trial
+        if asked is None and (trial is None or trial["build"] != build):
             if home.linked(CURRENT) == build:
                 return {"state": "runs"}
             ended = home.manifests().get(build, {}).get("taken_back") or {}
             return {"state": "taken back", "reason": str(ended.get("reason", ""))}
-        if trial["step"] == "prove" and trial.get("ready"):
+        if asked is None and trial is not None and trial["step"] == "prove" and trial.get("ready"):
             return {"state": "runs, on probation"}
+        seen = time.monotonic() if home.supervised() else seen
+        if time.monotonic() > seen + GONE_FOR:
+            raise CommandFailed("The supervisor has ended. It goes on where it was: gofer up", FAILED)
         time.sleep(LOOK_EVERY)
 
 
@@ -337,9 +349,7 @@ def _home() -> tuple[Home, Settings]:
 
 
 def _require_supervisor(home: Home) -> None:
-    from gofer_supervisor.process import start_time
-
-    if not any(start_time(pid) == start for pid, start in home.load().processes.values()):
+    if not home.supervised():
         raise CommandFailed("No supervisor runs here. Start Gofer with `gofer up`.", FAILED)
 
 

@@ -105,8 +105,9 @@ def untrusted(home: Home, manifest: Mapping[str, Any]) -> str:
 def roll_back(home: Home, *, by: str) -> str:
     """Ask the supervisor to go back to the release before the current one, which is returned; raises Conflict, or
     NotFound when there is none."""
-    current = home.linked(CURRENT)
-    before = str(home.manifests().get(current, {}).get("previous") or home.linked(GOOD))
+    current, trial = home.linked(CURRENT), home.load().trial or {}
+    known = trial.get("previous") or home.manifests().get(current, {}).get("previous")
+    before = str(known or home.linked(GOOD))
     if not before or before == current:
         raise NotFound("There is no release before this one to go back to: gofer update list")
     _ask(home, {"do": "rollback", "by": by})
@@ -147,10 +148,12 @@ def release_states(home: Home) -> dict[str, str]:
 
 
 def _state(home: Home, build: str, manifest: Mapping[str, Any], trial: Mapping[str, Any]) -> str:
+    reverting = trial.get("step") == "revert"
     if build == trial.get("build"):
-        return "runs, on probation" if trial["step"] == "prove" else f"being deployed ({trial['step']})"
+        deploying = "being taken back" if reverting else f"being deployed ({trial['step']})"
+        return "runs, on probation" if trial["step"] == "prove" else deploying
     if build == home.linked(CURRENT):
-        return "runs"
+        return "is started again" if reverting else "runs"
     if build == home.linked(GOOD):
         return "comes back if the new one fails"
     if manifest.get("taken_back"):

@@ -16,7 +16,6 @@ from gofer.releases.lifecycle import record_command
 from gofer.store.tables import audit_entries
 from gofer.supervision import record_commands
 from gofer_supervisor.home import Home, Release
-from gofer_supervisor.process import start_time
 from support.command_line import Terminal
 from support.releases import write_key
 from support.world import World
@@ -91,9 +90,7 @@ def test_what_runs_or_is_not_there_is_not_dropped(
 
 
 def test_a_deployment_that_was_taken_back_says_why(terminal: Terminal, home: Home) -> None:
-    state = home.load()
-    state.processes = {"1": [1, start_time(1)]}  # somebody who is alive
-    home.save(state)
+    home.take(0)  # somebody supervises
     terminal("update", "approve", "3.0")
 
     def take_back() -> None:
@@ -111,6 +108,37 @@ def test_a_deployment_that_was_taken_back_says_why(terminal: Terminal, home: Hom
     supervisor.join()
     assert "3.0: taken back. The process serve ended by itself (exit code 3)." in terminal.shown
     assert commands(home) == [("update.approve", "3.0"), ("update.deploy", "3.0")]
+
+
+def test_a_rollback_is_over_when_the_release_before_serves(terminal: Terminal, home: Home) -> None:
+    home.take(0)
+    home.add(home.release("1.0"), source="file", previous="0.9")
+
+    def supervise() -> None:
+        while home.asked() is None:
+            time.sleep(0.01)
+        state = home.load()
+        state.trial = {"build": "1.0", "previous": "0.9", "at": 1.0, "step": "revert", "why": "", "asked": True}
+        home.save(state)
+        home.answered()
+        home.link("current", "0.9")
+        time.sleep(0.5)  # it is being started
+        home.add(home.release("1.0"), source="file", taken_back={**FAILED, "at": 2.0, "asked": True})
+        state.trial = None
+        home.save(state)
+
+    supervisor = threading.Thread(target=supervise)
+    supervisor.start()
+    assert "0.9: runs again. The process serve ended" in terminal("update", "rollback")
+    assert home.load().trial is None
+    supervisor.join()
+
+
+def test_without_a_supervisor_nothing_is_deployed_or_taken_back(terminal: Terminal, home: Home) -> None:
+    home.link("good", "2.0")
+    for command in (["rollback"], ["deploy", "3.0"]):
+        assert "gofer up" in terminal("update", *command, fails=1)
+    assert home.asked() is None
 
 
 async def test_what_commands_did_is_in_the_audit_log_once(world: World, tmp_path: Path) -> None:
