@@ -359,7 +359,7 @@ def _runs(connection: Connection, build: str) -> bool:
 
 def _notices(connection: Connection, build: str) -> int:
     found = connection.execute(select(jobs.c.payload).where(jobs.c.kind == "release_notice")).scalars()
-    return sum(payload.get("build") == build for payload in found)
+    return sum(payload.get("build") == build and "room" not in payload for payload in found)
 
 
 def _notices_are(connection: Connection, build: str, count: int) -> bool:

@@ -33,8 +33,8 @@ NOT_ON_THE_WAY = (
 )
 ELSEWHERE = {point for point in POINTS if point.startswith(NOT_ON_THE_WAY)} | {"run.delegated"}
 """`telegram/test_proposals.py`, `e2e/test_memory_crashes.py`, `e2e/test_goals.py`, `e2e/test_delegate_crashes.py`,
-`telegram/test_heartbeat.py`, `e2e/test_trigger_crashes.py` and `gofer/runtimes` die at these. A staged change is known
-by its mark (`releases/stage.py`)."""
+`telegram/test_heartbeat.py`, `telegram/test_self_update.py`, `e2e/test_trigger_crashes.py` and `gofer/runtimes` die at
+these."""
 
 ONCE_EACH = [("hello", point) for point in sorted(POINTS - ELSEWHERE)]
 MORE = (

@@ -7,15 +7,17 @@ has lost the role by then may not answer any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row, select
 
 from gofer.connections.context import LoadedConnection
-from gofer.identity import people_of
+from gofer.identity import WEB_CHAT, linked_identities, people_of
 from gofer.jobs.control import ROLES
 from gofer.jobs.outcome import Draft, Wait
 from gofer.store.messages import binding_at
+from gofer.store.tables import bindings, conversations, messages
 
 
 def ask_role(
@@ -45,7 +47,49 @@ def private_chats(
         if not one.enabled:
             continue
         for subject in people_of(connection, workspace_id, one.integration.name, roles):
-            place = one.integration.private_place(subject)
-            found = binding_at(connection, one.account.id, place) if place is not None else None
-            if found is not None:
+            if (found := _private_chat(connection, one, subject)) is not None:
                 yield one, str(found.id)
+
+
+def _private_chat(connection: Connection, one: LoadedConnection, subject: str) -> Row[Any] | None:
+    place = one.integration.private_place(subject)
+    return binding_at(connection, one.account.id, place) if place is not None else None
+
+
+def last_web_rooms(
+    connection: Connection, connected: Sequence[LoadedConnection], workspace_id: str, roles: Sequence[str]
+) -> Iterator[Any]:
+    """The bindings of the rooms of the web chat in which those wrote last who have no private chat anywhere."""
+    for member_id in people_of(connection, workspace_id, WEB_CHAT, roles):
+        known = linked_identities(
+            connection, workspace_id=workspace_id, integration=WEB_CHAT, subject=member_id
+        )
+        if not _is_reached(connection, connected, known):
+            here = [one.account.id for one in connected if one.enabled and one.integration.name == WEB_CHAT]
+            query = _WEB_ROOMS.where(
+                bindings.c.connection_id.in_(here),
+                bindings.c.ref.startswith(f"{member_id}:", autoescape=True),
+            )
+            yield from connection.execute(query.limit(1)).all()
+
+
+def _is_reached(
+    connection: Connection, connected: Sequence[LoadedConnection], known: Mapping[str, str]
+) -> bool:
+    return any(
+        one.enabled and _private_chat(connection, one, known[one.integration.name]) is not None
+        for one in connected
+        if one.integration.name in known
+    )
+
+
+_WEB_ROOMS = (
+    select(bindings.c.id, bindings.c.conversation_id, bindings.c.connection_id)
+    .join(conversations, conversations.c.id == bindings.c.conversation_id)
+    .join(
+        messages,
+        (messages.c.conversation_id == conversations.c.id) & (messages.c.seq == conversations.c.last_seq),
+    )
+    .where(conversations.c.purged_at.is_(None))
+    .order_by(messages.c.created_at.desc())
+)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, func, insert, select
 
 from gofer.connections.context import LoadedConnections
 from gofer.errors import Conflict, NotFound
@@ -19,7 +19,7 @@ from gofer.jobs.kinds import RELEASE_NOTICE, RELEASE_QUESTION
 from gofer.jobs.outcome import OWNERS, Dead, Done, Draft, Outcome, Snooze
 from gofer.jobs.queue import SERVICE, lock_lane, submit
 from gofer.jobs.worker import Run
-from gofer.outbox.role_questions import ask_role, private_chats
+from gofer.outbox.role_questions import ask_role, last_web_rooms, private_chats
 from gofer.releases.lifecycle import (
     approve,
     decline,
@@ -38,7 +38,7 @@ from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.ids import new_id
-from gofer.store.tables import conversations, jobs, questions
+from gofer.store.tables import attempts, conversations, jobs, questions
 from gofer.vault.envelope import Vault
 from gofer_supervisor.home import CURRENT, Home
 
@@ -64,12 +64,21 @@ NOTICES = {
     "revision.rolled_back": "The release `{build}` was taken back, and `{to}` runs again. {reason}",
 }
 """What owners are told of, by the kind of event."""
+NONE_BEFORE = "The release `{build}` does not work as it should, and there is none to go back to. {reason}"
 TOLD = ("build", "to", "reason", "previous")
 CAN_GO_BACK = " The release before was `{previous}`; you can have it back."
+ON_PAGE = " The page Versions has the button for that."
 BUSY = 15.0
 """Seconds until a release is tried again whose turn has not come."""
-ELSEWHERE = 2.0
-"""Seconds until a worker of the machine that has the release may take the job."""
+ELSEWHERE = "release.elsewhere"
+"""Why a job about a release waits: a worker of the machine that has the release has to take it."""
+FIRST_WAIT, MAX_WAIT, SHARE_OF_WAIT = 2.0, 600.0, 0.1
+"""Seconds until that worker may take it; growing, by a share of how long the job has waited."""
+GONE = "release.machine_gone"
+MACHINE_GONE = (
+    "The machine that has the release `{build}` was not heard of for seven days, so nothing is done there about "
+    "what was asked or said of it. If that machine is there again, use `gofer update` on it."
+)
 
 
 def ask_about_waiting(connection: Connection, vault: Vault, home: Home) -> int:
@@ -188,7 +197,7 @@ class ReleaseJobs:
         """Ask every owner where they are; with a yes, hand the release to the supervisor."""
         build = str(run.claim.payload["build"])
         if not _is_of(self.home, run.claim.payload):
-            return Snooze(ELSEWHERE, "release.elsewhere")
+            return await self._wait_for_machine(run)
         given = await self._answer(run, f"release {build}")
         try:
             if not given.text and _decided(self.home, RELEASE_QUESTION, run.claim.payload):
@@ -198,8 +207,9 @@ class ReleaseJobs:
             if given.text != APPROVE:
                 decline(self.home, build, by=given.by or "nobody, in time")
                 return Done()
-            if manifest_in(self.home, build).get("approved_by") not in (None, "", given.by):
-                return Done()  # somebody approved it elsewhere, and saw what became of it
+            known = manifest_in(self.home, build)
+            if known.get("taken_back") or known.get("approved_by") not in (None, "", given.by):
+                return Done()  # it ran already, or somebody approved it elsewhere and saw what became of it
             approve(self.home, build, by=given.by)
             if build not in (self.home.linked(CURRENT), (self.home.load().trial or {}).get("build")):
                 deploy(self.home, build, by=given.by)
@@ -271,25 +281,66 @@ class ReleaseJobs:
         )
 
     async def tell(self, run: Run) -> Outcome:
-        """Tell every owner in their private chat. Whoever wants the release before back presses a button."""
+        """Tell every owner in their private chat, or else in the room of the web chat in which they wrote last.
+        Whoever wants the release before back presses a button."""
         payload = run.claim.payload
         facts = {name: str(payload.get(name, "")) for name in TOLD}
-        text = NOTICES[str(payload["kind"])].format(**facts)
-        if not _is_of(self.home, payload):
-            return Snooze(ELSEWHERE, "release.elsewhere")
+        can_go_back = payload.get("kind") == PROMOTED and bool(facts["previous"])
+        text = _notice(payload).format(**facts)
+        if room := payload.get("room"):
+            more = CAN_GO_BACK.format(**facts) + ON_PAGE if can_go_back else ""
+            connected = await self.accounts.get(str(run.claim.connection_id))
+            return Done((Draft(str(room), tuple(connected.integration.split(text + more)), "note"),))
+        if can_go_back and not _is_of(self.home, payload):
+            return await self._wait_for_machine(run)
         given = await self._answer(run, f"running {facts['build']}")
-        over = _decided(self.home, RELEASE_NOTICE, payload)
+        if not given.asked:
+            await self._tell_in_rooms(run, payload)
+        over = can_go_back and _decided(self.home, RELEASE_NOTICE, payload)
         if over and given.asked and not given.text:
             return Done()
-        if payload["kind"] == PROMOTED and facts["previous"] and (given.asked or not over):
+        if can_go_back and (given.asked or not over):
             return await self._tell_with_way_back(given, text, facts)
+        return Done(await self._notes(text))
+
+    async def _notes(self, text: str) -> tuple[Draft, ...]:
+        """A note for the private chat of every owner."""
         connected = await self.accounts.all()
         places = await self.database.read(
             lambda connection: list(private_chats(connection, connected, FIRST_WORKSPACE, ("owner",)))
         )
-        return Done(
-            tuple(Draft(binding, tuple(one.integration.split(text)), "note") for one, binding in places)
-        )
+        return tuple(Draft(binding, tuple(one.integration.split(text)), "note") for one, binding in places)
+
+    async def _tell_in_rooms(self, run: Run, payload: Mapping[str, Any]) -> None:
+        """Make the jobs that say the same to owners who have the web chat alone: what a job says is shown in rooms of
+        its own conversation. The job's id makes each once."""
+        connected = await self.accounts.all()
+
+        def make(connection: Connection) -> None:
+            for room in list(last_web_rooms(connection, connected, FIRST_WORKSPACE, ("owner",))):
+                mark = f"release.notice:{run.claim.id}:{room.id}"
+                submit(
+                    connection,
+                    workspace_id=FIRST_WORKSPACE,
+                    kind=RELEASE_NOTICE,
+                    lane=mark,
+                    pool=SERVICE,
+                    payload={**payload, "room": room.id},
+                    unique_key=mark,
+                    conversation_id=room.conversation_id,
+                    connection_id=room.connection_id,
+                )
+
+        await self.database.write(make)
+
+    async def _wait_for_machine(self, run: Run) -> Outcome:
+        """Leave a job to the machine that has the release; when that seems to be gone for good, tell the owners."""
+        waited = await self.database.read(partial(_waited_for_machine, job_id=run.claim.id))
+        if waited < OPEN_FOR:
+            return Snooze(min(MAX_WAIT, max(FIRST_WAIT, waited * SHARE_OF_WAIT)), ELSEWHERE)
+        told = {"build": run.claim.payload["build"], "kind": GONE}
+        await self._tell_in_rooms(run, told)
+        return Done(await self._notes(MACHINE_GONE.format(**told)), reason=GONE)
 
     async def _tell_with_way_back(self, given: GivenAnswer, text: str, facts: Mapping[str, str]) -> Outcome:
         if not given.asked or given.open:
@@ -304,3 +355,22 @@ class ReleaseJobs:
         except Conflict:
             return Snooze(BUSY, "release.busy")
         return Done()
+
+
+def _notice(payload: Mapping[str, Any]) -> str:
+    """What owners are told, with places for what is known of it."""
+    kind = str(payload["kind"])
+    none_before = kind != PROMOTED and payload.get("to") == payload["build"]
+    return MACHINE_GONE if kind == GONE else NONE_BEFORE if none_before else NOTICES[kind]
+
+
+def _waited_for_machine(connection: Connection, job_id: int) -> float:
+    """Seconds since the first try that left a job to another machine, of those after its last other try."""
+    other = select(func.max(attempts.c.fence)).where(
+        attempts.c.job_id == job_id, attempts.c.ended_at.is_not(None), attempts.c.reason != ELSEWHERE
+    )
+    last_other = connection.execute(other).scalar() or 0
+    query = select(now() - func.min(attempts.c.ended_at)).where(
+        attempts.c.job_id == job_id, attempts.c.reason == ELSEWHERE, attempts.c.fence > last_other
+    )
+    return float(connection.execute(query).scalar() or 0.0)

@@ -118,7 +118,14 @@ def test_a_rollback_is_over_when_the_release_before_serves(terminal: Terminal, h
         while home.asked() is None:
             time.sleep(0.01)
         state = home.load()
-        state.trial = {"build": "1.0", "previous": "0.9", "at": 1.0, "step": "revert", "why": "", "asked": True}
+        state.trial = {
+            "build": "1.0",
+            "previous": "0.9",
+            "at": 1.0,
+            "step": "revert",
+            "why": "",
+            "asked": True,
+        }
         home.save(state)
         home.answered()
         home.link("current", "0.9")

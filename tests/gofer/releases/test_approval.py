@@ -14,7 +14,7 @@ from sqlalchemy import select
 from gofer.errors import Conflict, Forbidden
 from gofer.jobs.control import answer, expire_questions, withdraw
 from gofer.jobs.outcome import Dead, Done, Outcome, Snooze, Wait
-from gofer.jobs.queue import SERVICE, Claim
+from gofer.jobs.queue import SERVICE, Claim, stage
 from gofer.jobs.worker import Run
 from gofer.releases.approval import (
     APPROVE,
@@ -27,7 +27,7 @@ from gofer.releases.approval import (
     tell_owners,
 )
 from gofer.releases.keys import trust_key, untrust_key
-from gofer.releases.lifecycle import approve, decline, deploy, drop
+from gofer.releases.lifecycle import approve, decline, deploy, drop, home_id
 from gofer.store import migrations
 from gofer.store.tables import conversations, jobs, questions
 from gofer_supervisor.home import Home, Release
@@ -102,6 +102,22 @@ async def test_a_worker_that_dies_after_the_yes_asks_the_supervisor_once(world: 
     state = home.load()
     state.trial = {"build": "2.0-abc", "previous": "", "by": "ada", "at": 0, "step": "prove"}
     home.save(state)
+    row = (await world.rows(select(jobs).where(jobs.c.kind == "release_question")))[0]
+    again = Claim(**{name: getattr(row, name) for name in Claim._fields})
+    assert await handlers(world, home).ask(Run(again)) == Done()
+    assert home.asked() is None
+
+
+async def test_a_worker_that_dies_after_the_yes_does_not_deploy_again_what_was_taken_back(
+    world: World, home: Home
+) -> None:
+    await answered(world, home, APPROVE)
+    home.answered()
+    taken_back = {"to": "1.0", "reason": "It fell over.", "at": 1.0, "asked": False}
+    facts = {**home.manifest("2.0-abc"), "taken_back": taken_back}
+    home.add(
+        home.release("2.0-abc"), **{name: facts[name] for name in ("source", "approved_by", "taken_back")}
+    )
     row = (await world.rows(select(jobs).where(jobs.c.kind == "release_question")))[0]
     again = Claim(**{name: getattr(row, name) for name in Claim._fields})
     assert await handlers(world, home).ask(Run(again)) == Done()
@@ -321,3 +337,58 @@ async def test_only_the_machine_that_has_a_release_asks_about_it(
     await world.end(claim, await handlers(world, home).ask(Run(claim)))
     assert await close_decided(world, other) == []
     assert len(await world.rows(select(questions.c.id).where(questions.c.answered_at.is_(None)))) == 1
+
+
+async def test_a_job_whose_machine_is_gone_waits_longer_and_longer_and_ends_with_a_word(
+    world: World, home: Home, tmp_path: Path
+) -> None:
+    other = Home(str(tmp_path / "other"))
+    other.prepare()
+    home.link("current", "2.0-abc")
+    told = {"build": "2.0-abc", "previous": "1.0", "home": home_id(home)}
+    await world.run(partial(tell_owners, vault=world.vault, number=7, kind="revision.promoted", data=told))
+    waits: list[float] = []
+    passed = 2.0
+    while passed < 15 * 86400:
+        claim = await world.claim_one(pool=SERVICE)
+        outcome = await handlers(world, other).tell(Run(claim))
+        await world.end(claim, outcome)
+        if not isinstance(outcome, Snooze):
+            break
+        waits.append(outcome.after)
+        await world.pass_time(passed)
+        await world.run(stage)
+        passed *= 2
+    assert outcome == Done(reason="release.machine_gone")
+    assert waits[:2] == [2.0, 2.0]
+    assert waits == sorted(waits)
+    assert waits[-1] == 600.0
+    assert 7 * 86400 < passed < 28 * 86400
+
+
+async def test_who_answers_late_does_not_make_the_machine_seem_gone(
+    world: World, home: Home, tmp_path: Path
+) -> None:
+    other = Home(str(tmp_path / "other"))
+    other.prepare()
+    _, question = await asked(world, home)
+    await world.pass_time(6 * 86400)
+    await world.run(
+        partial(answer, vault=world.vault, question_id=question, text=APPROVE, by="ada", trust="owner")
+    )
+    claim = await world.claim_one(pool=SERVICE)
+    outcome = await handlers(world, other).ask(Run(claim))
+    assert outcome == Snooze(2.0, "release.elsewhere")
+    await world.end(claim, outcome)
+    await world.pass_time(3)
+    await world.run(stage)
+    assert await handlers(world, home).ask(Run(await world.claim_one(pool=SERVICE))) == Done()
+    assert wanted(home) == {"do": "deploy", "build": "2.0-abc", "by": "ada"}
+
+
+async def test_any_machine_tells_what_was_taken_back(world: World, home: Home, tmp_path: Path) -> None:
+    other = Home(str(tmp_path / "other"))
+    other.prepare()
+    data = {"build": "2.0-abc", "to": "1.0", "reason": "It fell over.", "home": home_id(home)}
+    await world.run(partial(tell_owners, vault=world.vault, number=7, kind="revision.rolled_back", data=data))
+    assert await handlers(world, other).tell(Run(await world.claim_one(pool=SERVICE))) == Done()

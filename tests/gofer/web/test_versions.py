@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
+from sqlalchemy import select
 
+from gofer.jobs.notifications import JOBS
+from gofer.releases.approval import tell_owners
 from gofer.store import events
 from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.tables import JobState, in_state, jobs
 from gofer.web.auth.sessions import csrf_for
 from gofer_supervisor.home import Home, Release
+from support.patience import Deadline
 from support.web_server import Browser, House
 
 DIFF = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+<script>alert(1)</script>\n"
@@ -88,3 +95,56 @@ def test_the_overview_says_what_was_taken_back_and_why(supervised: House) -> Non
     assert "&lt;b&gt;It&lt;/b&gt; fell over." in page
     assert "taken back" in owner.get("/versions").text
     assert "fell over." in owner.get("/versions/1.2-bad").text
+
+
+def texts(owner: httpx2.Client, conversation: str) -> list[str]:
+    found = owner.get(f"/conversations/{conversation}/messages").json()["messages"]
+    return [each["text"] for each in found]
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "told"),
+    [
+        (
+            "revision.promoted",
+            {"build": "1.1-abc", "previous": "1.0"},
+            "has proved itself. The release before",
+        ),
+        (
+            "revision.rolled_back",
+            {"build": "1.2", "to": "1.0", "reason": "It fell."},
+            "taken back, and `1.0`",
+        ),
+        ("revision.rolled_back", {"build": "1.3", "to": "1.3", "reason": "It fell."}, "none to go back to"),
+    ],
+)
+def test_an_owner_who_has_the_web_chat_alone_is_told_there_once(
+    supervised: House, kind: str, data: dict[str, str], told: str
+) -> None:
+    owner = supervised.api(supervised.token(supervised.owner()))
+    member = supervised.api(
+        supervised.token(supervised.member(f"olga-{data['build']}", "operator"), scope="write")
+    )
+    earlier, last, others = (
+        one.post("/messages", json={"text": "/help"}).json()["conversation_id"]
+        for one in (owner, owner, member)
+    )
+    number = abs(hash(told))
+    for _ in range(2):
+        supervised.write(tell_owners, vault=supervised.platform.vault, number=number, kind=kind, data=data)
+    supervised.platform.signals.wake(JOBS)
+    deadline = Deadline(30)
+    while not any(told in text for text in texts(owner, last)):
+        assert deadline.left > 0, texts(owner, last)
+        time.sleep(0.05)
+    query = select(jobs.c.id).where(
+        jobs.c.kind == "release_notice", in_state(JobState.READY, JobState.RUNNING)
+    )
+    while supervised.read(lambda connection: connection.execute(query).first()) is not None:
+        assert deadline.left > 0
+        time.sleep(0.05)
+    assert sum(told in text for text in texts(owner, last)) == 1
+    for conversation in (earlier, others):
+        assert not any(told in text for text in texts(owner, conversation))
+    page = signed_in(supervised, supervised.owner()).get(f"/chat/{last}").text
+    assert page.count("proved itself" if kind == "revision.promoted" else "It fell.") == 1
