@@ -35,6 +35,8 @@ def main() -> None:
                 show(pasted[-1])
             elif BEGIN.startswith(waiting[: len(BEGIN)]) and waiting[0] == 27:
                 break
+            elif waiting[:1] == b"\x04":
+                return  # Ctrl-D: somebody ends it
             elif waiting[:1] in b"\r\n":
                 waiting = waiting[1:]
                 take(log, answer, pasted, keys.decode())

@@ -276,7 +276,10 @@ class AcpAdapter(Adapter):
         """See whether the process runs, and whether it is at work."""
         agent = self._agent
         if agent is None or not agent.alive:
-            return RuntimeLook(alive=False, reason="runtime.gone", session=self._state.session)
+            crashed = agent is not None
+            return RuntimeLook(
+                alive=False, reason="runtime.gone", session=self._state.session, crashed=crashed
+            )
         busy = agent.client.turn is not None
         return RuntimeLook(
             alive=True,

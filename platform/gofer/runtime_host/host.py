@@ -92,6 +92,9 @@ class RuntimeHost:
     def _settle_the_past(self) -> None:
         """What a host that died had begun may have happened: it is not done again, but said to be unknown."""
         for order in self._journal.interrupted:
+            self._tell_user(
+                f"Order {order} was begun by a host that died: its text may wait in the agent's terminal, without Enter."
+            )
             self._journal.finish(order, HostReport(status="unknown", reason="host.restarted"))
 
     async def _call(self, method: str, path: str, **request: Any) -> Mapping[str, Any]:
@@ -122,7 +125,7 @@ class RuntimeHost:
     async def _announce(self, name: str, *, leaving: bool = False) -> bool:
         adapter, runtime = self._adapters[name], self._settings.runtimes[name]
         seen = await self._look(name)
-        crashed = self._alive.get(name, False) and not seen.alive and not self._locks[name].locked()
+        crashed = self._alive.get(name, False) and seen.crashed and not self._locks[name].locked()
         said = {
             "agent": runtime.agent,
             "kind": adapter.kind,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -64,6 +65,7 @@ _PANES = "|".join(
             "#{cursor_y}",
             "#{window_id}",
             "#{pane_synchronized}",
+            "#{pane_dead_status}",
             _SAFE % "pane_current_command",
         ),
     )
@@ -92,16 +94,18 @@ class Pane:
     cursor: int
     window: str
     synchronized: bool
+    failed: bool
+    """Its program has ended, and not by its own will. Only a pane that stays when its program ends shows that."""
     command: str
 
     @classmethod
     def of(cls, line: str) -> Pane:
         """From a line of `list-panes`."""
-        words = line.split("|", 9)
-        id, mark, started, dead, in_mode, pid, cursor, window, synchronized, command = words
+        words = line.split("|", 10)
+        id, mark, started, dead, in_mode, pid, cursor, window, synchronized, status, command = words
         return cls(
             id, mark, started == "1", dead == "1", in_mode == "1", int(pid or 0), int(cursor or 0),
-            window, synchronized == "1", command,
+            window, synchronized == "1", dead == "1" and status != "0", command,
         )  # fmt: skip
 
 
@@ -247,7 +251,7 @@ class TmuxAdapter(Adapter):
         try:
             pane = await self._find()
             if pane is None:
-                return RuntimeLook(alive=False, reason="runtime.gone")
+                return RuntimeLook(alive=False, reason="runtime.gone", crashed=await self._crashed())
             self._typing.quiet_for(await self._server.last_key(pane))
             return await self._inspect(pane)
         except NotDelivered as error:
@@ -291,6 +295,10 @@ class TmuxAdapter(Adapter):
         except NotDelivered:
             return None
         return next((pane for pane in panes if found == [pane.id]), None)
+
+    async def _crashed(self) -> bool:
+        """Whether a program that the host started has failed. A pane that is closed is none that crashed."""
+        return any(pane.mark == self._name and pane.failed for pane in await self._server.panes())
 
     def _is_ours(self, pane: Pane) -> bool:
         return not programs_in_front(pane.pid, pane.command).isdisjoint(self._settings.program)
@@ -436,6 +444,8 @@ class TmuxAdapter(Adapter):
             raise
         for name, value in ((MARK, self._name), (STARTED, "1")):
             await self._server.run("set-option", "-p", "-t", made, name, value)
+        with contextlib.suppress(NotDelivered):  # a tmux that is too old for it shows no crash
+            await self._server.run("set-option", "-p", "-t", made, "remain-on-exit", "failed")
         for pane in old:
             # What the host made it also clears away; a pane of the user's only loses the mark.
             undo = ["kill-pane"] if pane.started else ["set-option", "-p", "-u"]

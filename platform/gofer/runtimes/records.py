@@ -23,6 +23,7 @@ CALLBACK = "callback"
 MISSED_STALE, MISSED_OFFLINE = 3, 6
 """Heartbeats missed after which a runtime is stale, and offline."""
 CRASH_WINDOW, MAX_CRASHES_KEPT = 600.0, 10
+ALIVE = ("live", "idle")
 STATES = ("registered", "live", "idle", "stale", "offline", "draining")
 RESERVED = ("orders", "questions")
 """Names that the API's own addresses have."""
@@ -131,17 +132,19 @@ def announce(connection: Connection, name: str, member_id: str, said: Announceme
     crashes = [at for at in row.crashes if isinstance(at, int | float) and row.now - at < CRASH_WINDOW]
     if said.crashed:
         crashes = [*crashes, row.now][-MAX_CRASHES_KEPT:]
+    was_alive, is_alive = row.reported in ALIVE, said.state in ALIVE
     values: dict[str, Any] = {
         "host": said.host,
         "program": said.program,
-        "session": said.session,
+        "session": said.session or row.session,  # a session that has ended is the one to resume
         "can_resume": said.can_resume,
         "can_spawn": said.can_spawn,
         "reported": said.state,
         "crashes": crashes,
         "seen_at": now(),
     }
-    values |= {"active_at": now()} if said.state == "live" else {}
+    if said.state == "live" or (is_alive and not was_alive):
+        values["active_at"] = now()
     connection.execute(update(runtimes).where(runtimes.c.id == row.id).values(**values))
     return find_runtime(connection, name)
 
@@ -196,7 +199,7 @@ def facts_of(row: Any, every: float) -> RuntimeFacts:
         return RuntimeFacts(draining=row.drained_at is not None)
     return RuntimeFacts(
         host=presence(row, every),
-        alive=row.reported in ("live", "idle"),
+        alive=row.reported in ALIVE,
         has_session=bool(row.session),
         can_resume=row.can_resume,
         can_spawn=row.can_spawn,

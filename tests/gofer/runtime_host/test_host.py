@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,13 +81,14 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gofer.runtime_host.host.LONGEST_DELAY", 0.05)
 
 
-def settings(folder: Path, socket: str = "", name: str = "coder") -> HostSettings:
+def settings(folder: Path, socket: str = "", name: str = "coder", **more: Any) -> HostSettings:
     runtime = {
         "agent": "coder",
         "kind": "tmux",
         "pane": f"desk:{name}",
         "program": AGENT.name,
         "socket": socket or str(folder / "none"),
+        **more,
     }
     return HostSettings.model_validate({"host": "laptop", "runtimes": {name: runtime}})
 
@@ -210,16 +213,62 @@ async def test_an_order_that_is_forced_while_somebody_types_is_delivered(
 
 
 @needs_tmux
-async def test_a_pane_that_dies_by_itself_is_said_to_have_crashed_once(
+async def test_a_program_that_fails_has_crashed_once_and_a_pane_that_is_closed_has_not(
     tmp_path: Path, desk: Terminals
 ) -> None:
     pane = desk.agent("mortal")
     api = StandInApi()
-    async with running(api, tmp_path, settings(tmp_path, desk.socket, "mortal")):
-        await eventually(lambda: api.announced and api.announced[-1]["state"] == "live", within=10)
+    command = [sys.executable, "-I", str(AGENT), str(desk.log("mortal"))]
+    given = settings(tmp_path, desk.socket, "mortal", spawn=command, prompt="^>$")
+
+    async def becomes(state: str) -> None:
+        await eventually(lambda: [each["state"] for each in api.announced[-3:]] == [state] * 3, within=10)
+
+    async def started(number: int) -> str:
+        api.orders = [order(f"12-{number}", "mortal", action="spawn")]
+        await eventually(lambda: len(api.reports) == number, within=20)
+        await becomes("idle")
+        return desk.run("list-panes", "-a", "-f", "#{==:#{@gofer_runtime},mortal}", "-F", "#{pane_id}")
+
+    async with running(api, tmp_path, given):
+        await becomes("idle")
         desk.run("kill-pane", "-t", pane)
-        await eventually(lambda: [each["state"] for each in api.announced[-3:]] == ["offline"] * 3, within=10)
+        await becomes("offline")
+        desk.run("kill-pane", "-t", await started(1))
+        await becomes("offline")
+        desk.run("send-keys", "-t", await started(2), "C-d")
+        await becomes("offline")
+        assert not any(each["crashed"] for each in api.announced), "people closed it, or it ended by itself"
+        failing = desk.run("display-message", "-p", "-t", await started(3), "#{pane_pid}")
+        os.kill(int(failing), signal.SIGKILL)
+        await becomes("offline")
+        await started(4)  # what is left of it is cleared away
     assert sum(each["crashed"] for each in api.announced) == 1
+
+
+@needs_tmux
+async def test_a_tmux_server_that_is_started_again_has_a_new_session_of_the_agent(tmp_path: Path) -> None:
+    with terminals() as desk:
+        desk.agent("again")
+        command = [sys.executable, "-I", str(AGENT), str(desk.log("again"))]
+        api, given = StandInApi(), settings(tmp_path, desk.socket, "again", resume=command)
+        async with running(api, tmp_path, given):
+            await eventually(lambda: api.announced and api.announced[-1]["state"] == "live", within=10)
+            desk.run("kill-server")
+            await eventually(lambda: api.announced[-1]["state"] == "offline", within=10)
+            api.orders = [order("13-1", "again")]
+            await eventually(lambda: api.reports == [("13-1", "failed", "runtime.gone")], within=10)
+            api.orders = [order("13-2", "again", action="resume")]
+            await eventually(lambda: len(api.reports) == 2, within=20)
+            assert api.reports[1] == ("13-2", "delivered", "")
+            await eventually(lambda: api.announced[-1]["state"] == "live", within=10)
+            await eventually(lambda: len(desk.told("again")) == 1, within=10)
+            # Its user starts an agent again where the file says: the session that the host started stays the one.
+            desk.run("new-session", "-d", "-s", "desk", "-n", "other", "sleep 1000")
+            desk.agent("again")
+            api.orders = [order("13-3", "again")]
+            await eventually(lambda: len(api.reports) == 3, within=20)
+        assert not any(each["crashed"] for each in api.announced)
 
 
 # What is kept.

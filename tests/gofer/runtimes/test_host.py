@@ -160,6 +160,24 @@ def test_a_pane_is_told_answers_once_is_killed_and_started_again(station: Statio
     assert scene.owner.get(f"/runtimes/{station.name}").json()["state"] == "offline", "said when it left"
 
 
+def test_a_pane_that_was_closed_is_resumed_once_its_host_has_seen_that_it_is_gone(station: Station) -> None:
+    scene = station.scene
+    station.agent()
+    station.write(resume=[sys.executable, "-I", *station.command], spawn=["false"])
+    station.start()
+    station.wait_for("idle")
+    station.desk.run("kill-pane", "-t", station.pane)
+    station.processes[0].send_signal(signal.SIGTERM)
+    assert station.processes[0].wait(patience(20)) == 0
+    station.start()  # a host that has never seen the pane
+    station.says("offline (runtime.gone)")
+    station.wait_for("offline")
+    conversation, trigger = scene.say("what is left?")
+    scene.ended(trigger)
+    assert scene.hops(trigger) == [("resume", "answered", "")]
+    scene.until(lambda: scene.replies(conversation))
+
+
 @pytest.mark.parametrize(("point", "pastes"), [("host.begun", 0), ("host.done", 1)])
 def test_a_host_that_dies_never_pastes_twice_and_says_that_it_does_not_know(
     station: Station, point: str, pastes: int
