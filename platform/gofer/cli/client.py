@@ -47,6 +47,8 @@ class Api:
         """The JSON answer; raises Failed with the problem's own words."""
         import httpx2
 
+        if {".", ".."} & set(path.split("/")):
+            raise CommandFailed("A name or an id has no dots and slashes of a path.", USAGE)
         try:
             response = await self._client.request(method, path, **request)
         except httpx2.InvalidURL as error:

@@ -41,7 +41,7 @@ def list_runtimes(as_json: AsJson = False) -> None:
             each["name"],
             each["agent"],
             each["kind"],
-            each["state"],
+            each["state"] + (", crashed too often" if each["not_tried_until"] else ""),
             each["host"],
             each["member"],
             ago(each["seen_at"]) if each["seen_at"] else "never",
@@ -89,6 +89,9 @@ def show_runtime(name: Name, as_json: AsJson = False) -> None:
     def shown() -> None:
         names = ("name", "agent", "kind", "state", "host", "program", "session", "member", "crashes")
         facts([(each, found[each]) for each in names])
+        if found["not_tried_until"]:
+            again = f"It crashed too often and is tried again {ago(found['not_tried_until'])}"
+            print(f"{again}; sooner with: gofer runtimes drain {name} --off")
         print("\nLast hops")
         table(("trigger", *HOP), [(each["trigger"], *hop_row(each)) for each in found["hops"]], empty="None.")
 
@@ -105,7 +108,7 @@ def hop_row(each: dict[str, Any]) -> tuple[Any, ...]:
 @app.command()
 def drain(
     name: Name,
-    off: Annotated[bool, typer.Option("--off", help="Give it work again.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Give it work again, also after crashes.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Give a runtime nothing new; what it works on goes on.

@@ -927,6 +927,8 @@ class Runtime(Shape):
     active_at: float | None
     crashes: int
     """In the last ten minutes."""
+    not_tried_until: float | None
+    """When it is tried again, after too many crashes."""
     callback_url: str
     created_at: float
     heartbeat_every: float

@@ -45,7 +45,7 @@ from gofer.runs.agent_files import (
 from gofer.runs.agent_sync import meant_connections
 from gofer.runs.layers import LAYERS, PEOPLE
 from gofer.runs.shells import make_provider
-from gofer.runtimes.records import list_runtimes, state_of
+from gofer.runtimes.records import ALIVE, list_runtimes, not_tried_until, state_of
 from gofer.runtimes.triggers import fallback_of
 from gofer.secrets.key_check import open_canary
 from gofer.store import migrations
@@ -361,9 +361,14 @@ async def _external_agents(platform: Platform) -> list[Finding]:
     specs = [spec for spec in in_force(await asyncio.to_thread(files.look)) if spec.runtime is not None]
     if not specs:
         return []
-    every = platform.settings.runtime_heartbeat
-    rows = await platform.database.read(list_runtimes)
-    states = {(row.agent, row.kind): state_of(row, every) for row in rows}
+    settings = platform.settings
+    states: dict[tuple[str, str], str] = {}
+    for row in await platform.database.read(list_runtimes):
+        state = state_of(row, settings.runtime_heartbeat)
+        if not_tried_until(row, settings.runtime_crashes) is not None:
+            state = "not tried, for it crashed too often"
+        if states.get((row.agent, row.kind)) not in ALIVE:
+            states[row.agent, row.kind] = state
     found = []
     for spec in specs:
         name = f"external agent {spec.name}"
@@ -371,18 +376,18 @@ async def _external_agents(platform: Platform) -> list[Finding]:
             what = f"{spec.external.fallback} cannot stand in for {spec.name}: Gofer runs no such agent."
             fix = f"Name one of Gofer's own as external.fallback: gofer agents put {spec.name} FILE"
             found.append(Finding(name, "warning", what, fix, "external-agents.md"))
-        state = states.get((spec.name, str(spec.runtime)))
-        if state is None:
+        known = states.get((spec.name, str(spec.runtime)))
+        if known is None:
             fix = f"gofer runtimes add NAME --agent {spec.name} --kind {spec.runtime}"
             found.append(
                 Finding(
                     name, "warning", f"No runtime of {spec.name} is registered.", fix, "external-agents.md"
                 )
             )
-        elif state not in ("live", "idle"):
+        elif known not in ALIVE:
             fix = "Run its host: gofer runtimes host; gofer runtimes list shows how it is"
             found.append(
-                Finding(name, "warning", f"The runtime of {spec.name} is {state}.", fix, "external-agents.md")
+                Finding(name, "warning", f"The runtime of {spec.name} is {known}.", fix, "external-agents.md")
             )
     return found or [Finding("external agents", "ok", f"{len(specs)} can be woken.")]
 

@@ -372,8 +372,8 @@ class AcpAdapter(Adapter):
             reason = "runtime.refused" if ended == "refusal" else "runtime.cancelled"
             return HostReport(status="failed", reason=reason, session=session)
         if not turn.answer:
-            # It may have posted by itself, with the tools that Gofer offers.
-            return HostReport(status="delivered", reason="runtime.no_words", session=session)
+            # One that has posted with Gofer's tools has ended the hop already, and this says nothing new.
+            return HostReport(status="failed", reason="runtime.no_words", session=session)
         return HostReport(status="answered", session=session, text=turn.answer)
 
     async def _cancel(self) -> HostReport:

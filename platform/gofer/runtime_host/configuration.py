@@ -23,6 +23,7 @@ SHELLS = frozenset(
 )
 EDITORS = frozenset({"emacs", "ed", "hx", "kak", "less", "man", "mcedit", "micro", "more", "most", "nano", "nvim",
                      "vi", "view", "vim", "vim.basic", "vim.tiny"})  # fmt: skip
+TMUX_FOLDER = "/tmp"  # noqa: S108 # where tmux itself has its sockets, in a folder of the user's own
 USUAL_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER",
                      "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")  # fmt: skip
 """What every program gets; a runtime's `env` names what it gets besides."""
@@ -39,6 +40,13 @@ def _folder(value: str) -> str:
     if not path.is_absolute() or not path.is_dir():
         raise ValueError("should be a folder that exists, from the root or ~ on")
     return str(path)
+
+
+def _socket(value: str) -> str:
+    """The path of a tmux server's socket; a bare name is one that `tmux -L` was given."""
+    if not value or "/" in value:
+        return os.path.expanduser(value)
+    return os.path.join(os.environ.get("TMUX_TMPDIR") or TMUX_FOLDER, f"tmux-{os.geteuid()}", value)
 
 
 def _programs(value: object) -> object:
@@ -94,8 +102,8 @@ class TmuxSettings(_Runtime):
     """A regular expression that the line with the cursor, without spaces at its end, fits while the agent waits."""
     paste: Literal["bracketed", "line"] = "bracketed"
     """`line` puts a text on one line, for programs that do not know bracketed paste."""
-    socket: str = ""
-    """The tmux server's socket; by default the user's own server."""
+    socket: Annotated[str, AfterValidator(_socket)] = ""
+    """The tmux server's socket, as a path or as the name that `tmux -L` takes; by default the user's own server."""
     resume: Command = []
     spawn: Command = []
     ready_within: float = Field(default=30, gt=0, le=600)

@@ -93,7 +93,7 @@ class RuntimeHost:
         """What a host that died had begun may have happened: it is not done again, but said to be unknown."""
         for order in self._journal.interrupted:
             self._tell_user(
-                f"Order {order} was begun by a host that died: its text may wait in the agent's terminal, without Enter."
+                f"Order {order} was begun by a host that died. Its text may wait in the agent's terminal, not yet sent."
             )
             self._journal.finish(order, HostReport(status="unknown", reason="host.restarted"))
 
@@ -369,4 +369,5 @@ def _in_words(problem: Problem) -> str:
 def _described(name: str, seen: RuntimeLook) -> str:
     if seen.alive and not seen.reason:
         return f"{name}: {seen.state}, {seen.program}"
-    return f"{name}: {seen.state} ({seen.reason}{f', {seen.program}' if seen.program else ''})"
+    more = seen.program or seen.detail
+    return f"{name}: {seen.state} ({seen.reason}{f', {more}' if more else ''})"

@@ -87,6 +87,8 @@ class RuntimeLook:
     session: str = ""
     idle: bool = False
     """It waits for somebody to say something."""
+    detail: str = ""
+    """The reason in words, for the host's user."""
     crashed: bool = False
     """It is not alive because it failed, and not because somebody ended it."""
 

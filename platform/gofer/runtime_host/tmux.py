@@ -251,7 +251,7 @@ class TmuxAdapter(Adapter):
         try:
             pane = await self._find()
             if pane is None:
-                return RuntimeLook(alive=False, reason="runtime.gone", crashed=await self._crashed())
+                return await self._nobody()
             self._typing.quiet_for(await self._server.last_key(pane))
             return await self._inspect(pane)
         except NotDelivered as error:
@@ -296,9 +296,15 @@ class TmuxAdapter(Adapter):
             return None
         return next((pane for pane in panes if found == [pane.id]), None)
 
-    async def _crashed(self) -> bool:
-        """Whether a program that the host started has failed. A pane that is closed is none that crashed."""
-        return any(pane.mark == self._name and pane.failed for pane in await self._server.panes())
+    async def _nobody(self) -> RuntimeLook:
+        """Why there is no pane. A program that the host started may have failed; a pane that is closed has not."""
+        panes = await self._server.panes()
+        crashed = any(pane.mark == self._name and pane.failed for pane in panes)
+        where = f"no pane {self._settings.pane} with {' or '.join(self._settings.program)} in front"
+        if not panes:
+            where = f"no tmux server{f' at {self._settings.socket}' if self._settings.socket else ''}"
+        detail = where if self._settings.pane or not panes else ""
+        return RuntimeLook(alive=False, reason="runtime.gone", detail=detail, crashed=crashed)
 
     def _is_ours(self, pane: Pane) -> bool:
         return not programs_in_front(pane.pid, pane.command).isdisjoint(self._settings.program)

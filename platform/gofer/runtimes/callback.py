@@ -7,6 +7,7 @@ through `acknowledge` and `post_message`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -100,18 +101,23 @@ class CallbackSender:
         from gofer.mcp.transport import OnlyThere  # a server without such a runtime needs none of it
 
         try:
-            async with httpx2.AsyncClient(
-                transport=OnlyThere(runtime.callback_url), timeout=self._timeout, follow_redirects=False
-            ) as client:
-                answer = await client.post(runtime.callback_url, content=body, headers=headers)
+            async with (
+                asyncio.timeout(self._timeout),
+                httpx2.AsyncClient(
+                    transport=OnlyThere(runtime.callback_url), timeout=self._timeout, follow_redirects=False
+                ) as client,
+                client.stream("POST", runtime.callback_url, content=body, headers=headers) as answer,
+            ):
+                status = answer.status_code  # what it says besides is not read
         except httpx2.ConnectError:
             return "failed", "callback.unreachable"
-        except (httpx2.HTTPError, httpx2.StreamError, OSError, ValueError) as error:
+        except (httpx2.HTTPError, httpx2.StreamError, OSError, ValueError, TimeoutError) as error:
             log.info("callback.unknown", order=order, error=type(error).__name__)
             return "unknown", "outcome.unknown"
-        if answer.is_success:
+        if 200 <= status < 300:
             return "delivered", ""
-        return "failed", "runtime.busy" if answer.status_code in (429, 503) else "callback.refused"
+        log.info("callback.refused", order=order, status=status)
+        return "failed", "runtime.busy" if status in (429, 503) else "callback.refused"
 
 
 def _keep(

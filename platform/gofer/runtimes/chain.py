@@ -17,6 +17,8 @@ BUSY_PAUSE = 15.0
 """Seconds before a busy runtime is tried again; twice as long each time."""
 OCCUPIED = ("deferred.typing", "pane.copy_mode")
 """Reasons that say that a person is there: no session is resumed or spawned beside them."""
+DECLINED = ("runtime.refused", "runtime.no_words")
+"""Reasons that say that the agent took its turn and will not answer: the same question is not asked again."""
 BUSY = "runtime.busy"
 HERE, STALE, AWAY = "here", "stale", "away"
 
@@ -78,7 +80,7 @@ def next_hop(tried: Sequence[Tried], runtime: RuntimeFacts | None, rules: ChainR
     if runtime is None or why_not:
         return _without_runtime(why_not, rules)
     last = tried[-1].reason if tried else ""
-    if last in OCCUPIED:
+    if last in OCCUPIED or last in DECLINED:
         return _without_runtime(last, rules)
     if last == BUSY:
         busy = sum(hop.reason == BUSY for hop in tried)

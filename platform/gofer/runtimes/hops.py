@@ -308,6 +308,23 @@ def find_hop(connection: Connection, conversation_id: str, agent: str, job_id: i
     return row
 
 
+def check_no_hop_waits(connection: Connection, conversation_id: str, agent: str) -> None:
+    """Raises Conflict when an agent says something without numbers while a Trigger waits for its answer: people would
+    get a second one, from whoever stands in for it."""
+    row = connection.execute(
+        select(hops)
+        .join(agents, agents.c.id == hops.c.agent_id)
+        .where(hops.c.conversation_id == conversation_id, agents.c.name == agent, _LIVES)
+        .where(hops.c.state.in_((DELIVERED, ACKNOWLEDGED)))
+        .order_by(hops.c.job_id.desc(), hops.c.number.desc())
+    ).first()
+    if row is not None:
+        raise Conflict(
+            f"Trigger {row.job_id} waits for your answer here. Say it once more with trigger {row.job_id} and hop "
+            f"{row.number}."
+        )
+
+
 def acknowledge(connection: Connection, row: Any, *, done: bool, answer_within: float) -> str:
     """Keep that an agent has read what a hop told it; `done` when it will say nothing. Returns why it does not count,
     if it does not. Conversation locked; raises Conflict for a hop that was never handed out."""

@@ -129,7 +129,7 @@ def announce(connection: Connection, name: str, member_id: str, said: Announceme
             f"The runtime {name!r} is announced by the host {row.host} already. Stop that one, or wait "
             f"{math.ceil(MISSED_STALE * every)} seconds."
         )
-    crashes = [at for at in row.crashes if isinstance(at, int | float) and row.now - at < CRASH_WINDOW]
+    crashes = lately_crashed(row)
     if said.crashed:
         crashes = [*crashes, row.now][-MAX_CRASHES_KEPT:]
     was_alive, is_alive = row.reported in ALIVE, said.state in ALIVE
@@ -150,9 +150,11 @@ def announce(connection: Connection, name: str, member_id: str, said: Announceme
 
 
 def drain(connection: Connection, name: str, *, on: bool = True) -> Any:
-    """Give a runtime nothing new, or end that; returns its row."""
+    """Give a runtime nothing new, or give it work again, also after crashes; returns its row."""
     row = find_runtime(connection, name)
     row_macs.update(connection, runtimes, runtimes.c.id == row.id, {"drained_at": now() if on else None})
+    if not on:
+        connection.execute(update(runtimes).where(runtimes.c.id == row.id).values(crashes=[]))
     return find_runtime(connection, name)
 
 
@@ -204,9 +206,20 @@ def facts_of(row: Any, every: float) -> RuntimeFacts:
         can_resume=row.can_resume,
         can_spawn=row.can_spawn,
         silent_for=row.now - row.active_at if row.active_at is not None else float("inf"),
-        crashes=sum(1 for at in row.crashes if isinstance(at, int | float) and row.now - at < CRASH_WINDOW),
+        crashes=len(lately_crashed(row)),
         draining=row.drained_at is not None,
     )
+
+
+def lately_crashed(row: Any) -> list[float]:
+    """When a runtime crashed in the last ten minutes, the oldest first."""
+    return [at for at in row.crashes if isinstance(at, int | float) and row.now - at < CRASH_WINDOW]
+
+
+def not_tried_until(row: Any, most: int) -> float | None:
+    """When a runtime that crashed too often is tried again; None when it is tried now."""
+    crashes = lately_crashed(row)
+    return crashes[-most] + CRASH_WINDOW if len(crashes) >= most else None
 
 
 _ORDER = {HERE: 0, STALE: 1, AWAY: 2}

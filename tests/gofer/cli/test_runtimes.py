@@ -34,6 +34,7 @@ def test_runtimes_are_added_listed_shown_drained_triggered_and_removed(terminal:
         (("add", "../x", "--agent", "reviewer"), USAGE, "name"),
         (("add", "x", "--agent", "reviewer", "--member", "nobody"), NOT_FOUND, "nobody"),
         (("show", "nothing"), NOT_FOUND, "nothing"),
+        (("show", "../jobs/1"), USAGE, "no dots and slashes"),
         (("drain", "nothing"), NOT_FOUND, "nothing"),
         (("remove", "nothing"), NOT_FOUND, "nothing"),
     ):

@@ -17,7 +17,7 @@ import pytest
 
 from gofer.client.mcp_api import CallerApi, OperationCall, Problem
 from gofer.errors import ConfigError
-from gofer.runtime_host.configuration import HostSettings, read_file
+from gofer.runtime_host.configuration import HostSettings, TmuxSettings, read_file
 from gofer.runtime_host.host import RuntimeHost
 from gofer.runtime_host.interfaces import HostReport
 from gofer.runtime_host.state import OrderJournal, StateFolder
@@ -341,6 +341,13 @@ def test_a_file_that_cannot_work_is_refused_in_words(tmp_path: Path, text: str, 
     with pytest.raises(ConfigError) as refused:
         read_file(path)
     assert words in str(refused.value)
+
+
+def test_a_socket_is_a_path_or_the_name_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/usr")
+    given = {"agent": "coder", "kind": "tmux", "program": "x"}
+    made = [TmuxSettings.model_validate({**given, "socket": each}) for each in ("", "~/s", "/run/s", "work")]
+    assert [each.socket for each in made] == ["", "/usr/s", "/run/s", f"/tmp/tmux-{os.geteuid()}/work"]
 
 
 def test_a_file_that_others_could_have_written_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ class Bot:
 
     def __init__(self) -> None:
         self.status = 200
+        self.drips = False
         self.heard: list[tuple[dict[str, str], bytes]] = []
         bot = self
 
@@ -32,8 +34,12 @@ class Bot:
                 bot.heard.append(({name.lower(): value for name, value in self.headers.items()}, body))
                 self.send_response(bot.status)
                 self.send_header("location", f"{bot.url}/elsewhere")
-                self.send_header("content-length", "0")
+                if not bot.drips:
+                    self.send_header("content-length", "0")
                 self.end_headers()
+                while bot.drips:
+                    self.wfile.write(b"x")
+                    time.sleep(0.05)
 
             def log_message(self, *arguments: Any) -> None:
                 pass
@@ -43,6 +49,7 @@ class Bot:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
+        self.drips = False
         self._server.shutdown()
         self._server.server_close()
 
@@ -96,11 +103,24 @@ def test_a_refusal_or_a_redirect_goes_to_the_fallback(
     assert len(bot.heard) == 1, "no redirect is followed and nothing is sent twice"
 
 
+def test_what_is_answered_besides_the_status_is_not_waited_for(scene: Scene, bot: Bot) -> None:
+    bot.drips = True
+    _, trigger = scene.say("do you ever end?")
+    scene.until(lambda: scene.hops(trigger) == [("live", "delivered", "")])
+
+
 def test_nobody_there_goes_to_the_fallback(scene: Scene, bot: Bot) -> None:
     bot.close()
     _, trigger = scene.say("anybody?")
     scene.ended(trigger)
     assert scene.hops(trigger)[0] == ("live", "failed", "callback.unreachable")
+
+
+def test_a_callback_with_a_secret_that_is_not_kept_is_refused(scene: Scene) -> None:
+    made = {"name": "half", "agent": "bot", "kind": "callback", "callback_url": "https://a.b/c"}
+    answer = scene.owner.post("/runtimes", json={**made, "callback_secret": "nothing_kept"})
+    assert answer.status_code == 404
+    assert "gofer secrets put nothing_kept" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gofer.runtimes.chain import (
     AWAY,
     BUSY,
+    DECLINED,
     HERE,
     MAX_BUSY,
     MAX_RESUMES,
@@ -62,6 +63,8 @@ LIVE, RESUME, SPAWN = (
         ((LIVE, RESUME), replace(MANAGED, host=AWAY), WITH, "fallback", "runtime.offline"),
         ((Tried("live", "deferred.typing"),), MANAGED, WITH, "fallback", "deferred.typing"),
         ((Tried("live", "pane.copy_mode"),), MANAGED, WITHOUT, "dead_letter", "pane.copy_mode"),
+        ((Tried("live", "runtime.refused"),), MANAGED, WITH, "fallback", "runtime.refused"),
+        ((LIVE, Tried("resume", "runtime.no_words")), MANAGED, WITHOUT, "dead_letter", "runtime.no_words"),
         ((Tried("live", BUSY),), MANAGED, WITH, "live", BUSY),
         ((Tried("live", BUSY),) * 3, MANAGED, WITH, "fallback", BUSY),
         ((Tried("live", BUSY),), GONE, WITH, "fallback", BUSY),
@@ -80,7 +83,7 @@ def test_a_busy_runtime_is_tried_again_after_longer_and_longer() -> None:
     assert [next_hop([busy] * n, MANAGED, WITH).after for n in (1, 2)] == [15, 30]
 
 
-REASONS = st.sampled_from(["pane.gone", "runtime.silent", "host.away", BUSY, *OCCUPIED])
+REASONS = st.sampled_from(["pane.gone", "runtime.silent", "host.away", BUSY, *DECLINED, *OCCUPIED])
 FACTS = st.none() | st.builds(
     RuntimeFacts,
     host=st.sampled_from([HERE, STALE, AWAY]),
@@ -115,7 +118,9 @@ def test_whatever_happens_the_chain_ends_within_its_bounds(
             assert facts.can_resume
             assert facts.silent_for <= 12 * 3600
         if step.action in ("resume", "spawn"):
-            assert not tried or tried[-1].reason not in OCCUPIED, "nothing is started beside a person"
+            assert not tried or tried[-1].reason not in (*OCCUPIED, *DECLINED), (
+                "nothing is started beside a person, nor asked again of who declined"
+            )
         tried.append(Tried(step.action, reason))
     else:
         raise AssertionError(f"it did not end: {tried}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -170,7 +171,7 @@ def test_a_pane_that_was_closed_is_resumed_once_its_host_has_seen_that_it_is_gon
     station.processes[0].send_signal(signal.SIGTERM)
     assert station.processes[0].wait(patience(20)) == 0
     station.start()  # a host that has never seen the pane
-    station.says("offline (runtime.gone)")
+    station.says(f"offline (runtime.gone, no pane desk:{station.name} with {AGENT.name} in front)")
     station.wait_for("offline")
     conversation, trigger = scene.say("what is left?")
     scene.ended(trigger)
@@ -254,9 +255,16 @@ def test_an_agent_that_speaks_acp_answers_and_asks_people_for_permission(
         scene.ended(trigger)
         scene.until(lambda: any("selected" in text for text in scene.replies(conversation)))
         assert scene.hops(trigger) == [("live", "answered", "")]
+        (prompt,) = [what for kind, what in _log(tmp_path) if kind == "prompt"]
+        assert prompt.endswith("There is no second one."), "it is not told of tools that it does not have"
+        assert "MCP" not in prompt
     finally:
         station.close()
         scene.owner.delete(f"/runtimes/{scene.runtime}")
+
+
+def _log(folder: Path) -> list[Any]:
+    return [json.loads(line) for line in (folder / "log").read_text().splitlines()]
 
 
 def _open_question(scene: Scene, conversation: str) -> Any:

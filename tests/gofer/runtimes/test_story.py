@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +213,22 @@ def test_what_is_delivered_is_text_that_a_terminal_does_not_obey(scene: Scene) -
     assert "\x1b" not in text
     assert text.count("[Gofer] End of what people wrote.") == 1
     assert f"trigger {order['trigger']} and hop 1" in text, "how to answer is never cut off"
+    assert re.search(r"\n\[Gofer\] Cut here: 4\d{4} more characters of this message are left out", text)
     scene.post(order, "read it")
+
+
+def test_an_agent_that_forgets_the_numbers_is_told_them_and_people_get_one_answer(scene: Scene) -> None:
+    conversation, trigger = scene.say("what is it?")
+    order = scene.order()
+    scene.report(order, "delivered")
+    here = f"/conversations/{conversation}/messages"
+    refused = scene.program.post(here, json={"text": "It is a bird."})
+    assert refused.status_code == 409
+    assert f"with trigger {trigger} and hop 1" in refused.json()["detail"]
+    scene.post(order, "It is a bird.")
+    scene.ended(trigger)
+    assert scene.program.post(here, json={"text": "By the way."}).status_code == 202, "nobody waits any more"
+    scene.until(lambda: len(scene.replies(conversation)) == 2)
 
 
 def test_a_browser_cannot_take_a_hosts_orders(scene: Scene) -> None:
@@ -311,6 +328,31 @@ def test_a_file_that_makes_no_sense_is_refused_in_words(tmp_path: Path, toml: st
     (tmp_path / "odd.toml").write_text(toml)
     with pytest.raises(AgentFileError, match=why):
         AgentFiles(tmp_path).get("odd")
+
+
+def test_a_runtime_that_crashes_again_and_again_says_so_and_is_tried_again_when_told_to(scene: Scene) -> None:
+    for _ in range(3):
+        assert scene.announce(crashed=True).status_code == 200
+    told = scene.owner.get(f"/runtimes/{scene.runtime}").json()
+    assert (told["state"], told["crashes"]) == ("live", 3)
+    assert 0 < told["not_tried_until"] - time.time() <= 600
+    _, trigger = scene.say("are you well?")
+    scene.ended(trigger)
+    assert scene.hops(trigger) == [("fallback", "handed_over", "runtime.crash_loop")]
+    browser = scene.house.browser()
+    browser.follow(scene.house.link(scene.house.owner()))
+    assert "crashed too often" in browser.get("/runtimes").text
+    page = browser.get(f"/runtimes/{scene.runtime}").text
+    assert "3 in the last ten minutes; it is tried again <" in page
+    assert "Give it work again" in page
+    findings = scene.owner.get("/doctor").json()["findings"]
+    assert "crashed too often" in str([each for each in findings if each["check"] == "external agent pane"])
+    given = scene.owner.post(f"/runtimes/{scene.runtime}/drain", json={"on": False}).json()
+    assert (given["crashes"], given["not_tried_until"]) == (0, None)
+    scene.announce(crashed=False)
+    _, trigger = scene.say("and now?")
+    scene.post(scene.order(), "Very well.")
+    scene.ended(trigger)
 
 
 def test_doctor_says_which_external_agents_cannot_be_woken(scene: Scene) -> None:

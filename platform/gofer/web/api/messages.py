@@ -15,6 +15,7 @@ from gofer.errors import Conflict, Malformed, NotFound
 from gofer.jobs.kinds import ANSWER
 from gofer.jobs.notifications import JOBS
 from gofer.runs.posts import Post, submit_post
+from gofer.runtimes.hops import check_no_hop_waits
 from gofer.runtimes.requests import say_for_hop
 from gofer.runtimes.safeguards import check_posts
 from gofer.store.ids import new_id
@@ -189,6 +190,8 @@ def _post(
     find_conversation(connection, conversation_id, agent)
     if most is not None:
         check_posts(connection, conversation_id, agent, most)
+        if not post.asks:
+            check_no_hop_waits(connection, conversation_id, agent)
     key = request.headers.get(HEADER)
     whose = f"{visitor_of(request).member_id}:{agent}:{conversation_id}"
     return submit_post(

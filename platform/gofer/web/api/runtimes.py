@@ -11,7 +11,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.errors import Forbidden, Malformed
+from gofer.app import Platform
+from gofer.errors import Forbidden, Malformed, NotFound
 from gofer.jobs.notifications import JOBS
 from gofer.runs.external_settings import RuntimeKind
 from gofer.runtimes import records
@@ -100,17 +101,14 @@ class OrderQuestion(RequestModel):
 async def index(request: Request) -> Response:
     """List runtimes."""
     platform = platform_of(request)
-    every = platform.settings.runtime_heartbeat
-    found = await platform.database.read(partial(runtimes.list_all, every=every))
+    found = await platform.database.read(partial(runtimes.list_all, settings=platform.settings))
     return json_response(request, {"runtimes": found})
 
 
 async def show(request: Request) -> Response:
     """One runtime with its last hops."""
-    platform = platform_of(request)
-    every = platform.settings.runtime_heartbeat
-    name = request.path_params["name"]
-    found = await platform.database.read(partial(runtimes.show_one, name=name, every=every))
+    platform, name = platform_of(request), request.path_params["name"]
+    found = await platform.database.read(partial(runtimes.show_one, name=name, settings=platform.settings))
     return json_response(request, found)
 
 
@@ -120,6 +118,8 @@ async def add(request: Request) -> Response:
     platform, new = platform_of(request), await parse_body(request, NewRuntime)
     note(request, name=new.name, agent=new.agent, kind=new.kind)
     _check_callback(new)
+    if new.callback_secret:
+        await _check_secret(platform, new.callback_secret)
     await runtimes.external_spec(platform, new.agent, new.kind)
     await platform.agents_changed()
     member_id = await _member(request, new.member)
@@ -134,7 +134,7 @@ async def add(request: Request) -> Response:
             callback_secret=new.callback_secret,
         )
     )
-    told = runtimes.describe(row, platform.settings.runtime_heartbeat)
+    told = runtimes.describe(row, platform.settings)
     return json_response(request, told, 201, location=f"/runtimes/{new.name}")
 
 
@@ -157,6 +157,15 @@ def _check_callback(new: NewRuntime) -> None:
         raise Malformed(
             "callback_url: should begin with https:// or http://, name a host and hold no password."
         )
+
+
+async def _check_secret(platform: Platform, name: str) -> None:
+    try:
+        await platform.secret(name)
+    except NotFound:
+        raise NotFound(
+            f"There is no secret {name[:60]!r}. Keep it first: gofer secrets put {name[:60]}"
+        ) from None
 
 
 async def _member(request: Request, named: str = "") -> str:
@@ -185,7 +194,7 @@ async def announce(request: Request) -> Response:
     row = await platform.database.write(
         partial(records.announce, name=name, member_id=member_id, said=announcement, every=every)
     )
-    return json_response(request, runtimes.describe(row, every))
+    return json_response(request, runtimes.describe(row, platform.settings))
 
 
 async def drain(request: Request) -> Response:
@@ -195,7 +204,7 @@ async def drain(request: Request) -> Response:
     await _check_owned(request, name)
     row = await platform.database.write(partial(records.drain, name=name, on=given.on))
     platform.signals.wake(JOBS)
-    return json_response(request, runtimes.describe(row, platform.settings.runtime_heartbeat))
+    return json_response(request, runtimes.describe(row, platform.settings))
 
 
 async def remove(request: Request) -> Response:

@@ -19,8 +19,7 @@ from gofer.web.queries import runtimes
 async def index(request: Request) -> Response:
     """The list."""
     platform = platform_of(request)
-    every = platform.settings.runtime_heartbeat
-    found = await platform.database.read(partial(runtimes.list_all, every=every))
+    found = await platform.database.read(partial(runtimes.list_all, settings=platform.settings))
     return render(request, "runtimes.html", runtimes=found)
 
 
@@ -28,8 +27,7 @@ async def index(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """One, with its last hops."""
     platform, name = platform_of(request), request.path_params["name"]
-    every = platform.settings.runtime_heartbeat
-    found = await platform.database.read(partial(runtimes.show_one, name=name, every=every))
+    found = await platform.database.read(partial(runtimes.show_one, name=name, settings=platform.settings))
     return render(request, "runtime.html", runtime=found)
 
 

@@ -19,6 +19,7 @@ from gofer.runtimes import hops as hop_rows
 from gofer.runtimes import records, requests
 from gofer.runtimes.triggers import chain_rules, fallback_of, safeguard_rules
 from gofer.runtimes.words import read_order
+from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_AGENT, FIRST_WORKSPACE
 from gofer.store.tables import agents, hops, jobs, participants, runtimes
 from gofer.vault.envelope import Vault
@@ -55,8 +56,9 @@ async def external_spec(platform: Platform, name: str, kind: str) -> AgentSpec:
     return spec
 
 
-def describe(row: Any, every: float) -> dict[str, Any]:
+def describe(row: Any, settings: Settings) -> dict[str, Any]:
     """A runtime for people and hosts."""
+    every = settings.runtime_heartbeat
     plain = ("id", "name", "agent", "kind", "host", "program", "session", "can_resume", "can_spawn")
     return {
         **{each: getattr(row, each) for each in plain},
@@ -65,15 +67,16 @@ def describe(row: Any, every: float) -> dict[str, Any]:
         "seen_at": row.seen_at,
         "active_at": row.active_at,
         "crashes": records.facts_of(row, every).crashes,
+        "not_tried_until": records.not_tried_until(row, settings.runtime_crashes),
         "callback_url": row.callback_url,
         "created_at": row.created_at,
         "heartbeat_every": every,
     }
 
 
-def list_all(connection: Connection, every: float) -> list[dict[str, Any]]:
+def list_all(connection: Connection, settings: Settings) -> list[dict[str, Any]]:
     """Every runtime, by name."""
-    return [describe(row, every) for row in records.list_runtimes(connection)]
+    return [describe(row, settings) for row in records.list_runtimes(connection)]
 
 
 def count_runtimes(connection: Connection, every: float) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
@@ -84,11 +87,14 @@ def count_runtimes(connection: Connection, every: float) -> tuple[dict[str, int]
     return {state: found.count(state) for state in records.STATES}, ended
 
 
-def show_one(connection: Connection, name: str, every: float) -> dict[str, Any]:
+def show_one(connection: Connection, name: str, settings: Settings) -> dict[str, Any]:
     """A runtime with its last hops; raises NotFound."""
     row = records.find_runtime(connection, name)
     query = select(hops).where(hops.c.runtime_id == row.id).order_by(hops.c.created_at.desc()).limit(20)
-    return {**describe(row, every), "hops": [tell_hop(each, row.name) for each in connection.execute(query)]}
+    return {
+        **describe(row, settings),
+        "hops": [tell_hop(each, row.name) for each in connection.execute(query)],
+    }
 
 
 def tell_hop(row: Any, runtime: str) -> dict[str, Any]:
