@@ -27,9 +27,11 @@ from gofer.web.chat.rooms import Room, find_room, open_room, web_connection
 from gofer_standins import loopback
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, fault, say
 from support.async_bridge import Elsewhere
+from support.both_databases import slow_on_postgres
 from support.patience import Deadline
 from support.web_server import House
 
+database_url = slow_on_postgres
 AT_ONCE, WAITING = 2, 3
 STEPS = 3
 
@@ -145,19 +147,18 @@ class Crowd:
         assert self.most <= AT_ONCE
 
 
-@pytest.fixture(scope="module")
-def crowd(tmp_path_factory: pytest.TempPathFactory, elsewhere: Elsewhere) -> Iterator[Crowd]:
-    folder: Path = tmp_path_factory.mktemp("crowd") / "data"
-    (folder / "agents").mkdir(parents=True)
-    folder.chmod(0o700)
+@pytest.fixture
+def crowd(database_url: str, data_dir: Path, elsewhere: Elsewhere) -> Iterator[Crowd]:
+    (data_dir / "agents").mkdir()
     # Without a cap, or runs would wait for money that others have set aside.
-    (folder / "agents" / "gofer.toml").write_text('name = "gofer"\n[limits]\nday_dollars = 0\n')
+    (data_dir / "agents" / "gofer.toml").write_text('name = "gofer"\n[limits]\nday_dollars = 0\n')
     players = Players()
     model = Anthropic(players)
     serving = loopback.serve(model.app)
     url = elsewhere.run(serving.__aenter__())
     bounds: dict[str, Any] = {"agent_tasks": AT_ONCE, "worker_slots": AT_ONCE + 1, "task_queue": WAITING}
-    house = House(folder, anthropic_key=model.key, anthropic_base_url=url, **bounds)
+    database = "" if database_url.startswith("sqlite") else database_url
+    house = House(data_dir, anthropic_key=model.key, anthropic_base_url=url, database_url=database, **bounds)
     try:
         yield Crowd(house, players)
     finally:

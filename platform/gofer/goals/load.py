@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, case, func, select, update
+from sqlalchemy import Connection, bindparam, case, func, select, update
 
 from gofer.errors import Conflict, NotFound, StoreError
 from gofer.goals.records import wake_ended
@@ -22,6 +22,7 @@ from gofer.jobs.notifications import EVENTS, JOBS, Signals
 from gofer.jobs.queue import lock_lane
 from gofer.settings import Settings
 from gofer.store import events as log_of_events
+from gofer.store import fast_sql
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.locks import lock_conversation
@@ -89,8 +90,8 @@ def _load(connection: Connection, row: Any, settings: Settings) -> Load:
 
 
 def count_tasks(connection: Connection, agent_id: str, *, accepted: int = 0, dropped: int = 0) -> None:
-    """Count tasks that were taken on or refused."""
-    row = connection.execute(select(agents).where(agents.c.id == agent_id).with_for_update()).one_or_none()
+    """Count tasks that were taken on or refused, in the transaction that does so."""
+    row = _locked(connection, agent_id)
     if row is None:
         return
     kept = _kept(row)
@@ -99,7 +100,27 @@ def count_tasks(connection: Connection, agent_id: str, *, accepted: int = 0, dro
 
 
 def _keep(connection: Connection, agent_id: str, kept: Mapping[str, Any]) -> None:
-    connection.execute(update(agents).where(agents.c.id == agent_id).values(load=dict(kept)))
+    fast_sql.fetch(connection, _KEEP, {"agent": agent_id, "kept": dict(kept)})
+
+
+_KEEP = (
+    update(agents)
+    .where(agents.c.id == bindparam("agent"))
+    .values(load=bindparam("kept", type_=agents.c.load.type))
+)
+
+
+def _locked(connection: Connection, agent_id: str) -> Any:
+    """An agent's name and load, held until the transaction ends: whoever writes the load has read it so, or a count
+    would be lost. Rows that refer to the agent can be made meanwhile."""
+    return fast_sql.first(connection, _LOCKED, {"agent": agent_id})
+
+
+_LOCKED = (
+    select(agents.c.id, agents.c.name, agents.c.workspace_id, agents.c.load, now().label("now"))
+    .where(agents.c.id == bindparam("agent"))
+    .with_for_update(key_share=True)
+)
 
 
 def watch_loads(connection: Connection, settings: Settings) -> int:
@@ -111,12 +132,13 @@ def watch_loads(connection: Connection, settings: Settings) -> int:
 
 
 def _tell(connection: Connection, row: Any, settings: Settings, **about: Any) -> bool:
+    if _kept(row)["told"] == asdict(_load(connection, row, settings)) and not about:
+        return False
+    row = _locked(connection, row.id)
     kept = _kept(row)
     since = kept["saturated_at"]
     load = _load(connection, row, settings)
     figures = asdict(load)
-    if kept["told"] == figures and not about:
-        return False
     kept["saturated_at"] = (since if since is not None else row.now) if load.saturated else None
     _keep(connection, row.id, {**kept, "prolonged": load.prolonged_saturation, "told": figures})
     facts = {"agent": row.name, **figures, **about}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from sqlalchemy import select, update
 
 from gofer.agent.outcome import Delegated
-from gofer.goals.load import PROLONGED_AFTER, Load, clear_load, load_of, watch_loads
+from gofer.goals.load import PROLONGED_AFTER, Load, clear_load, count_tasks, load_of, watch_loads
 from gofer.goals.tasks import StoreDelegations, begin_task, delegate_tasks
 from gofer.jobs.notifications import LocalSignals
 from gofer.jobs.outcome import Cancel, WaitForJobs
@@ -111,6 +112,19 @@ async def test_what_is_refused_is_counted_and_nothing_accepted_is_cut(burst: Bur
     load = await burst.look()
     assert (load.accepted, load.dropped, load.total) == (4, 2, 6)
     assert await world.count(tasks, tasks.c.state == "dropped") == 0
+
+
+async def test_no_count_is_lost_to_those_who_tell_of_it_at_the_same_moment(burst: Burst) -> None:
+    world = burst.world
+    await burst.delegate(1, "kitchen")
+    (agent,) = await world.rows(select(agents))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(40):
+            group.create_task(world.run(count_tasks, agent_id=agent.id, accepted=1))
+            group.create_task(world.run(watch_loads, settings=burst.settings))
+    load = await burst.look()
+    assert (load.accepted, load.dropped) == (41, 0)
+    assert (await burst.told())[-1]["accepted"] == 41
 
 
 async def test_an_operator_clears_it_and_begins_with_a_fresh_working_memory(burst: Burst) -> None:
