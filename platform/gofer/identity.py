@@ -15,7 +15,7 @@ from gofer.errors import Conflict
 from gofer.integration import Role
 from gofer.sanitize import display_name
 from gofer.store import events as log
-from gofer.store import row_macs
+from gofer.store import fast_sql, row_macs
 from gofer.store.db_time import now
 from gofer.store.ids import new_id
 from gofer.store.tables import (
@@ -359,11 +359,21 @@ def remove_identity(connection: Connection, workspace_id: str, integration: str,
 
 def private_person(connection: Connection, conversation_id: str) -> str | None:
     """The id of the one Principal who reads a conversation; None when others may, or when nobody knows who it is."""
-    row = connection.execute(_LAST_AUTHOR, {"conversation": conversation_id}).first()
-    if row is None:
-        return None
-    found = known_principal(connection, row.workspace_id, row.integration, row.author)
-    return str(found.id) if found is not None and found.role in ("owner", "member") else None
+    return private_people(connection, [conversation_id])[0]
+
+
+def private_people(connection: Connection, conversation_ids: Sequence[str]) -> list[str | None]:
+    """`private_person` of each conversation."""
+    known: dict[tuple[str, ...], str | None] = {}
+    people: list[str | None] = []
+    for each in conversation_ids:
+        last = fast_sql.first(connection, _LAST_AUTHOR, {"conversation": each})
+        who = None if last is None else (last.workspace_id, last.integration, last.author)
+        if who is not None and who not in known:
+            found = known_principal(connection, *who)
+            known[who] = str(found.id) if found is not None and found.role in ("owner", "member") else None
+        people.append(None if who is None else known[who])
+    return people
 
 
 _LAST_AUTHOR = (

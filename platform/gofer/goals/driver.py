@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, bindparam, func, select, update
 
 from gofer.goals import records
 from gofer.goals.planner import (
@@ -34,13 +34,22 @@ from gofer.goals.report import (
     plan_lines,
     report_request,
 )
-from gofer.goals.tasks import OVER, TaskRecord, drop_task, fail_task, new_task, start_task, tasks_of_goal
+from gofer.goals.tasks import (
+    OVER,
+    TaskRecord,
+    drop_task,
+    fail_task,
+    lost_tasks,
+    new_task,
+    start_task,
+    tasks_of_goal,
+)
 from gofer.jobs import control
 from gofer.jobs.fence import hold
 from gofer.jobs.outcome import Draft
 from gofer.jobs.queue import Claim
 from gofer.jobs.reply_planner import plan_replies
-from gofer.store import row_macs
+from gofer.store import fast_sql, row_macs
 from gofer.store.db_time import now
 from gofer.store.locks import lock_conversation
 from gofer.store.tables import FINAL, goals, jobs, questions, spends, tasks
@@ -148,15 +157,11 @@ def advance(connection: Connection, vault: Vault, claim: Claim, rules: Rules) ->
 
 def _settle_lost(this: Pass) -> None:
     """A task whose job ended without a word of its own has failed."""
-    for task in this.tasks:
-        if task.state in OVER or task.job_id is None:
-            continue
-        row = this.connection.execute(
-            select(jobs.c.state, jobs.c.reason).where(jobs.c.id == task.job_id)
-        ).first()
-        if row is None or row.state in FINAL:
-            fail_task(this.connection, task.id, f"job.{row.state if row is not None else 'gone'}")
-    this.read()
+    lost = lost_tasks(this.connection, this.goal.id)
+    for task_id, ended in lost:
+        fail_task(this.connection, task_id, f"job.{ended}")
+    if lost:
+        this.read()
 
 
 def _stopped(this: Pass) -> Step | None:
@@ -214,12 +219,10 @@ def _drive(this: Pass) -> Step:
 
 
 def _over_budget(this: Pass) -> Step | None:
-    spent = int(
-        this.connection.execute(
-            select(func.coalesce(func.sum(spends.c.micros), 0)).where(spends.c.goal_id == this.goal.id)
-        ).scalar_one()
-    )
-    this.connection.execute(update(goals).where(goals.c.id == this.goal.id).values(spent=spent))
+    spent = int(fast_sql.scalar(this.connection, _SPENT, {"goal": this.goal.id}))
+    if spent != this.goal.spent:
+        this.connection.execute(update(goals).where(goals.c.id == this.goal.id).values(spent=spent))
+        this.goal = records.find_goal(this.connection, this.goal.id)
     budget = this.goal.budget
     if budget is None or spent < budget:
         return None
@@ -233,8 +236,12 @@ def _over_budget(this: Pass) -> Step | None:
     if given.text != YES:
         return GoalEnd("failed", "budget")
     row_macs.update(this.connection, goals, goals.c.id == this.goal.id, {"budget": 2 * budget})
+    this.read()
     _move(this, "active" if this.steps else "planning")
     return None
+
+
+_SPENT = select(func.coalesce(func.sum(spends.c.micros), 0)).where(spends.c.goal_id == bindparam("goal"))
 
 
 def _plan(this: Pass) -> Step | None:
@@ -417,13 +424,16 @@ def _dispatch(this: Pass) -> None:
         return
     done = {task.number for task in this.steps if task.state in ("done", "dropped")}
     running = sum(task.state not in OVER and task.job_id is not None for task in this.steps)
+    begun = False
     for task in this.steps:
         if running >= this.rules.parallel:
             break
         if task.state == "queued" and task.job_id is None and done.issuperset(task.needs):
             start_task(this.connection, task.id, parent=this.claim)
             running += 1
-    this.read()
+            begun = True
+    if begun:
+        this.read()
 
 
 def _wait(this: Pass) -> Step | None:
@@ -491,8 +501,8 @@ def _hear(this: Pass, given: control.GivenAnswer, before: str = "") -> None:
 
 
 def _move(this: Pass, state: str, reason: str = "") -> None:
-    records.set_state(this.connection, this.goal, state, reason)
-    this.read()
+    if records.set_state(this.connection, this.goal, state, reason):
+        this.read()
 
 
 def _mark(this: Pass, task: TaskRecord, reason: str) -> None:

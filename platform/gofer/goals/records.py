@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, func, select, true, update
+from sqlalchemy import ColumnElement, Connection, bindparam, func, select, true, update
 
 from gofer.errors import Conflict, Malformed, NotFound, TooOften
 from gofer.identity import role_now
@@ -21,7 +21,7 @@ from gofer.jobs.queue import SERVICE, submit
 from gofer.memory.notes import keep_note
 from gofer.memory.records import Source
 from gofer.memory.scopes import conversation_scope
-from gofer.store import events, row_macs
+from gofer.store import events, fast_sql, row_macs
 from gofer.store.db_time import now
 from gofer.store.encryption import conversation_key, seal, unseal
 from gofer.store.ids import new_id
@@ -224,11 +224,14 @@ def refuse_if_full(connection: Connection, most: int, agent: str = "", asked_by:
 
 def find_goal(connection: Connection, goal_id: str) -> Any:
     """A goal's row; raises NotFound, and RowRefused for one that somebody else wrote."""
-    row = connection.execute(select(goals).where(goals.c.id == goal_id)).one_or_none()
+    row = fast_sql.first(connection, _GOAL, {"goal": goal_id})
     if row is None:
         raise NotFound(f"There is no goal {goal_id[:40]!r}. `gofer goals list` shows those there are.")
     row_macs.require(connection, goals, row)
     return row
+
+
+_GOAL = select(goals).where(goals.c.id == bindparam("goal"))
 
 
 def hold_goal(connection: Connection, goal_id: str) -> Any:
@@ -288,10 +291,10 @@ def note(
     return seq
 
 
-def set_state(connection: Connection, goal: Any, state: str, reason: str = "", **data: Any) -> None:
-    """Move a goal to a state, and record it; nothing when it is there already."""
+def set_state(connection: Connection, goal: Any, state: str, reason: str = "", **data: Any) -> bool:
+    """Move a goal to a state, and record it; returns whether it was not there already."""
     if (goal.state, goal.reason) == (state, reason):
-        return
+        return False
     ended = {"finished_at": now()} if state in OVER else {}
     connection.execute(
         update(goals)
@@ -305,23 +308,29 @@ def set_state(connection: Connection, goal: Any, state: str, reason: str = "", *
         kind,
         {"change": "state", "state": state, "was": goal.state, "reason": reason, **data},
     )
+    return True
 
 
 def words_about(connection: Connection, vault: Vault, goal: Any, *, after: int = 0) -> list[Word]:
     """What people said about a goal after an event's number, in order."""
-    query = (
-        select(event_rows)
-        .where(event_rows.c.job_id == goal.job_id, event_rows.c.kind == "goal.changed")
-        .where(event_rows.c.seq > after, event_rows.c.sealed.is_not(None))
-        .order_by(event_rows.c.seq)
-    )
+    rows = fast_sql.fetch(connection, _SAID_ABOUT, {"job": goal.job_id, "after": after})
+    if not rows:
+        return []
     key = conversation_key(connection, vault, goal.conversation_id)
-    found = [(row, events.open_words(key, row._asdict())) for row in connection.execute(query).all()]
+    found = [(row, events.open_words(key, row._asdict())) for row in rows]
     return [
         Word(row.seq, str(said["text"]), str(said["by"]), str(said["trust"]))
         for row, said in found
         if row.data.get("change") == TOLD
     ]
+
+
+_SAID_ABOUT = (
+    select(event_rows)
+    .where(event_rows.c.job_id == bindparam("job"), event_rows.c.kind == "goal.changed")
+    .where(event_rows.c.seq > bindparam("after"), event_rows.c.sealed.is_not(None))
+    .order_by(event_rows.c.seq)
+)
 
 
 # What people do to goals. `by` names them for the log, in the way of `jobs.control`.

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, bindparam, func, select, update
 
 from gofer.agent.conversation import TaskResults
 from gofer.agent.outcome import Delegated
@@ -22,12 +22,13 @@ from gofer.jobs.fence import hold
 from gofer.jobs.kinds import TASK
 from gofer.jobs.outcome import NewJob
 from gofer.jobs.queue import WORKER, Claim
+from gofer.store import fast_sql
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.encryption import conversation_key, seal, unseal
 from gofer.store.ids import new_id
 from gofer.store.locks import lock_conversation
-from gofer.store.tables import tasks
+from gofer.store.tables import FINAL, in_state, jobs, tasks
 from gofer.tool import NewTask
 from gofer.vault.envelope import DataKey, Vault
 
@@ -102,26 +103,25 @@ def new_task(
 def _insert(connection: Connection, key: DataKey, of: Any, said: Mapping[str, Any], **place: Any) -> Any:
     """Make a task's row, and tell of it. `of` is the goal or the run that wants it."""
     task_id = new_id("task")
-    row = connection.execute(
-        tasks.insert()
-        .values(
-            id=task_id,
-            workspace_id=of.workspace_id,
-            conversation_id=of.conversation_id,
-            agent_id=of.agent_id,
-            kind=said["kind"],
-            state=QUEUED,
-            sealed=seal(key, said, "task", task_id),
-            tries=0,
-            cost=0,
-            reason="",
-            created_at=now(),
-            **place,
-        )
-        .returning(*tasks.c)
-    ).one()
+    new = {
+        "id": task_id,
+        "workspace_id": of.workspace_id,
+        "conversation_id": of.conversation_id,
+        "agent_id": of.agent_id,
+        "kind": said["kind"],
+        "state": QUEUED,
+        "sealed": seal(key, said, "task", task_id),
+        "tries": 0,
+        "cost": 0,
+        "reason": "",
+        **place,
+    }
+    row = fast_sql.first(connection, _INSERT, new)
     record_task(connection, row)
     return row
+
+
+_INSERT = tasks.insert().values(created_at=now()).returning(*tasks.c)
 
 
 def start_task(connection: Connection, task_id: str, *, parent: Claim) -> int:
@@ -139,24 +139,44 @@ MAX_ATTEMPTS = 20
 
 def find_task(connection: Connection, task_id: str) -> Any:
     """A task's row; raises NotFound."""
-    row = connection.execute(select(tasks).where(tasks.c.id == task_id)).one_or_none()
+    row = fast_sql.first(connection, _TASK, {"task": task_id})
     if row is None:
         raise NotFound(f"There is no task {task_id[:40]!r}.")
     return row
 
 
+_TASK = select(tasks).where(tasks.c.id == bindparam("task"))
+
+
 def tasks_of_goal(connection: Connection, vault: Vault, goal_id: str) -> list[TaskRecord]:
     """The tasks of a goal in their order; raises NotFound when their conversation is purged."""
-    query = (
-        select(tasks)
-        .where(tasks.c.goal_id == goal_id)
-        .order_by(tasks.c.number, tasks.c.created_at, tasks.c.id)
-    )
-    rows = connection.execute(query).all()
+    rows = fast_sql.fetch(connection, _OF_GOAL, {"goal": goal_id})
     if not rows:
         return []
     key = conversation_key(connection, vault, rows[0].conversation_id)
     return [opened(key, row) for row in rows]
+
+
+_OF_GOAL = (
+    select(tasks)
+    .where(tasks.c.goal_id == bindparam("goal"))
+    .order_by(tasks.c.number, tasks.c.created_at, tasks.c.id)
+)
+
+
+def lost_tasks(connection: Connection, goal_id: str) -> list[tuple[str, str]]:
+    """The tasks of a goal that are not over although their job is, or is gone: which, and how the job ended."""
+    rows = fast_sql.fetch(connection, _LOST, {"goal": goal_id})
+    return [(row.id, row.state or "gone") for row in rows]
+
+
+_LOST = (
+    select(tasks.c.id, jobs.c.state)
+    .outerjoin(jobs, jobs.c.id == tasks.c.job_id)
+    .where(tasks.c.goal_id == bindparam("goal"), tasks.c.finished_at.is_(None), tasks.c.job_id.is_not(None))
+    .where(jobs.c.id.is_(None) | in_state(*FINAL))
+    .order_by(tasks.c.number, tasks.c.created_at, tasks.c.id)
+)
 
 
 def opened(key: DataKey, row: Any) -> TaskRecord:
@@ -199,7 +219,7 @@ def begin_task(connection: Connection, task_id: str) -> None:
     """Note that a task is being worked on."""
     row = find_task(connection, task_id)
     if row.state == "queued":
-        _change(connection, task_id, state="running", started_at=now())
+        _change(connection, task_id, "started_at", state="running")
 
 
 def finish_task(
@@ -216,28 +236,31 @@ def finish_task(
     row = find_task(connection, task_id)
     key = conversation_key(connection, vault, row.conversation_id)
     sealed = seal(key, dict(result), "task.result", task_id)
-    ended = {"state": state, "result": sealed, "reason": reason, "cost": cost, "finished_at": now()}
-    _change(connection, task_id, **ended)
+    _change(connection, task_id, state=state, result=sealed, reason=reason, cost=cost)
 
 
 def drop_task(connection: Connection, task_id: str, reason: str) -> None:
     """Take a task that is not over out of the plan."""
-    _change(connection, task_id, state="dropped", reason=reason, finished_at=now())
+    _change(connection, task_id, state="dropped", reason=reason)
 
 
 def fail_task(connection: Connection, task_id: str, reason: str) -> None:
     """End a task that came to nothing."""
-    _change(connection, task_id, state="failed", reason=reason, finished_at=now())
+    _change(connection, task_id, state="failed", reason=reason)
 
 
-def _change(connection: Connection, task_id: str, **values: Any) -> None:
-    """Change a task that is not over, and tell of it."""
-    unfinished = (tasks.c.id == task_id) & tasks.c.finished_at.is_(None)
-    row = connection.execute(
-        update(tasks).where(unfinished).values(**values).returning(*tasks.c)
-    ).one_or_none()
+def _change(connection: Connection, task_id: str, at: str = "finished_at", /, **values: Any) -> None:
+    """Change a task that is not over, and tell of it. `at` names the time that it is from now on."""
+    row = fast_sql.first(connection, _changing(at, tuple(values)), {"task": task_id, **values})
     if row is not None:
         record_task(connection, row)
+
+
+@cache
+def _changing(at: str, names: tuple[str, ...]) -> Any:
+    changed = {name: bindparam(name, type_=tasks.c[name].type) for name in names}
+    unfinished = (tasks.c.id == bindparam("task")) & tasks.c.finished_at.is_(None)
+    return update(tasks).where(unfinished).values({**changed, at: now()}).returning(*tasks.c)
 
 
 # Tasks that a run delegates.

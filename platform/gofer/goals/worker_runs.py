@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from gofer.agent.conversation import ConversationMessage, QuestionAnswer, StopSignal
 from gofer.agent.outcome import Answered, Failed, Stopped
@@ -27,7 +27,7 @@ from gofer.errors import ConfigError, NotFound, Temporary
 from gofer.goals import tasks as rows
 from gofer.goals.driver import HIDDEN, PLAN, REPORT
 from gofer.goals.planner import PLANNING_STEPS, planner_tools, quoted
-from gofer.goals.records import request_of
+from gofer.goals.records import find_goal, request_of
 from gofer.goals.report import known_tasks
 from gofer.goals.tasks import OVER, RESEARCH, STATUS, TaskRecord
 from gofer.intake.admit import read_one
@@ -195,13 +195,27 @@ class WorkerRuns:
                 asker=await self._asker(task),
                 as_worker=partial(_with_model, task=task),
                 limited=partial(_limited, task=task, kit=kit),
-                ports=partial(_ports, run=run, message=message),
+                ports=partial(self._ports, run=run, task=task, message=message),
                 may_use=kit.may_use,
                 own=kit.own,
                 files=kit.files,
                 trust=Trust(task.trust),
                 goal_id=task.goal_id,
             ),
+        )
+
+    def _ports(self, shared: Ports, *, run: Run, task: TaskRecord, message: ConversationMessage) -> Ports:
+        """The ports of a run over the conversation, narrowed to one task. Only a planner is reminded of what is
+        remembered: the others are told what they need, and search for more."""
+        reminded = shared.memories is None or task.kind == PLAN
+        return replace(
+            shared,
+            inbox=TaskInbox(run, message),
+            history=NoHistory(),
+            memories=shared.memories if reminded else self._answerer.memories_of(run.claim),
+            questions=NoQuestions(),
+            covers=replace(shared.covers, read_seq=0),
+            delegations=None,
         )
 
     async def _asker(self, task: TaskRecord) -> StoredMessage | None:
@@ -284,18 +298,6 @@ def _with_model(spec: AgentSpec, *, task: TaskRecord) -> AgentSpec:
     return spec
 
 
-def _ports(shared: Ports, *, run: Run, message: ConversationMessage) -> Ports:
-    """The ports of a run over the conversation, narrowed to one task."""
-    return replace(
-        shared,
-        inbox=TaskInbox(run, message),
-        history=NoHistory(),
-        questions=NoQuestions(),
-        covers=replace(shared.covers, read_seq=0),
-        delegations=None,
-    )
-
-
 def _limited(spec: AgentSpec, *, task: TaskRecord, kit: Kit) -> AgentSpec:
     """The agent as a worker: told so, and within what is left to whoever wants the task."""
     most: dict[str, float] = {}
@@ -355,8 +357,7 @@ def _read(connection: Connection, vault: Vault, claim: Claim) -> tuple[TaskRecor
     task = rows.load_task(connection, vault, str(claim.payload["task"]))
     if task.goal_id is None:
         return task, [], ""
-    row = connection.execute(select(goals).where(goals.c.id == task.goal_id)).one()
-    row_macs.require(connection, goals, row)
+    row = find_goal(connection, task.goal_id)
     others = rows.tasks_of_goal(connection, vault, task.goal_id)
     narrowed = task.narrowed or bool(row.narrowed)
     return replace(task, narrowed=narrowed), others, request_of(connection, vault, row).text

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, func, literal_column, select, update
 
 from gofer.connections.context import LoadedConnections
 from gofer.errors import NotFound, Permanent
@@ -18,6 +18,7 @@ from gofer.integration import Admission, Attachment, File, Role, Unread
 from gofer.jobs.fence import hold
 from gofer.jobs.queue import Claim
 from gofer.store import events as log
+from gofer.store import fast_sql
 from gofer.store.blobs import put_blob
 from gofer.store.database import Database
 from gofer.store.db_time import now
@@ -37,28 +38,35 @@ BLOB_REF = "blob:"
 
 def unread(connection: Connection, vault: Vault, claim: Claim, after: int) -> list[StoredMessage]:
     """The messages a job covers, after one it has seen. Purged ones are gone."""
-    query = select(messages).where(
-        messages.c.conversation_id == claim.conversation_id,
-        messages.c.seq > after,
-        messages.c.event.not_in(ASIDE),
-        covered(claim),
-    )
-    rows = connection.execute(query.order_by(messages.c.seq)).all()
+    asked = {"conversation": claim.conversation_id, "after": after, "job": claim.id}
+    rows = [row for row in fast_sql.fetch(connection, _UNREAD, asked) if row.event not in ASIDE]
     return [_open(connection, vault, row) for row in rows if row.sealed is not None]
 
 
-def covered(claim: Claim) -> ColumnElement[bool]:
+def covered(job_id: Any) -> ColumnElement[bool]:
     """Condition: the message is one that the job covers. Nothing that came after somebody stopped it is."""
     # As it is now, not as it was when the job was claimed: a run that is about to stop must take in nothing more.
-    to = select(jobs.c.covers_to).where(jobs.c.id == claim.id).scalar_subquery()
+    to = select(jobs.c.covers_to).where(jobs.c.id == job_id).scalar_subquery()
     return messages.c.seq <= func.coalesce(to, messages.c.seq)
+
+
+_UNREAD = (
+    select(messages)
+    .where(messages.c.conversation_id == bindparam("conversation"), messages.c.seq > bindparam("after"))
+    .where(covered(bindparam("job")))
+    .order_by(messages.c.seq)
+)
 
 
 def read_one(connection: Connection, vault: Vault, conversation_id: str, seq: int) -> StoredMessage | None:
     """One message by its number; None when it was purged."""
-    query = select(messages).where(messages.c.conversation_id == conversation_id, messages.c.seq == seq)
-    row = connection.execute(query).one_or_none()
+    row = fast_sql.first(connection, _ONE, {"conversation": conversation_id, "seq": seq})
     return None if row is None or row.sealed is None else _open(connection, vault, row)
+
+
+_ONE = select(messages).where(
+    messages.c.conversation_id == bindparam("conversation"), messages.c.seq == bindparam("seq")
+)
 
 
 def _open(connection: Connection, vault: Vault, row: Any) -> StoredMessage:

@@ -15,6 +15,7 @@ from gofer.jobs.kinds import TASK
 from gofer.jobs.outcome import PAUSED, NewJob, WaitForJobs
 from gofer.jobs.queue import Claim, submit
 from gofer.store import events as log
+from gofer.store import fast_sql
 from gofer.store.db_time import now
 from gofer.store.tables import FINAL, LIVE, JobState, in_state, jobs, tasks
 
@@ -63,16 +64,28 @@ def submit_child(connection: Connection, claim: Claim, child: NewJob) -> int:
             connection.execute(select(jobs.c.id).where(jobs.c.unique_key == child.unique_key)).scalar_one()
         )
     elif child.kind == TASK:
-        note = update(tasks).where(tasks.c.id == child.payload["task"], tasks.c.finished_at.is_(None))
-        note = note.values(job_id=made, tries=tasks.c.tries + 1)
-        for row in connection.execute(note.returning(*tasks.c)).all():
+        for row in fast_sql.fetch(connection, _GIVE_JOB, {"task": child.payload["task"], "job": made}):
             record_task(connection, row)
     return made
 
 
+_GIVE_JOB = (
+    update(tasks)
+    .where(tasks.c.id == bindparam("task"), tasks.c.finished_at.is_(None))
+    .values(job_id=bindparam("job"), tries=tasks.c.tries + 1)
+    .returning(*tasks.c)
+)
+
+
 def _unfinished(connection: Connection, ids: Collection[int]) -> set[int]:
-    query = select(jobs.c.id).where(jobs.c.id.in_(ids), in_state(*UNFINISHED))
-    return set(connection.execute(query).scalars())
+    rows = fast_sql.fetch(connection, _ALIVE[connection.dialect.name], {"jobs": list(ids)})
+    return {row.id for row in rows}
+
+
+_ALIVE = {
+    dialect: select(jobs.c.id).where(fast_sql.among(dialect, jobs.c.id, "jobs"), in_state(*UNFINISHED))
+    for dialect in ("sqlite", "postgresql")
+}
 
 
 def children_of(connection: Connection, job_id: int) -> list[int]:
@@ -93,8 +106,9 @@ def ready_parents(connection: Connection, parents: Collection[int]) -> bool:
     if not parents:
         return False
     given = {"parents": sorted(parents)}
-    rows = connection.execute(_READY_PARENTS, given).all()
-    for kind, found in (("job.woken", rows), (SIGNALLED, connection.execute(_SIGNAL_PARENTS, given).all())):
+    readying, signalling = _WAKE_PARENTS[connection.dialect.name]
+    rows = fast_sql.fetch(connection, readying, given)
+    for kind, found in (("job.woken", rows), (SIGNALLED, fast_sql.fetch(connection, signalling, given))):
         for row in found:
             log.record(
                 connection, kind, row.workspace_id, job_id=row.id, seq=row.event_seq, fence=row.fence,
@@ -104,20 +118,21 @@ def ready_parents(connection: Connection, parents: Collection[int]) -> bool:
 
 
 _OF_PARENT = jobs.c.id, jobs.c.workspace_id, jobs.c.conversation_id, jobs.c.event_seq, jobs.c.fence
-_PARENTS = jobs.c.id.in_(bindparam("parents", expanding=True))
-_READY_PARENTS = (
-    update(jobs)
-    .where(_PARENTS, in_state(JobState.WAITING, JobState.SCHEDULED))
-    .where(~((jobs.c.reason == FOR_ALL) & HAS_CHILDREN), jobs.c.reason != PAUSED)
-    .values(state=JobState.READY, run_at=now(), event_seq=jobs.c.event_seq + 1)
-    .returning(*_OF_PARENT)
-)
-_SIGNAL_PARENTS = (
-    update(jobs)
-    .where(_PARENTS, in_state(JobState.RUNNING))
-    .values(event_seq=jobs.c.event_seq + 1)
-    .returning(*_OF_PARENT)
-)
+
+
+def _wake_parents(dialect: str) -> tuple[Any, Any]:
+    """Readies parents that wait, and signals those that run."""
+    counted = update(jobs).where(fast_sql.among(dialect, jobs.c.id, "parents"))
+    counted = counted.values(event_seq=jobs.c.event_seq + 1).returning(*_OF_PARENT)
+    readying = (
+        counted.where(in_state(JobState.WAITING, JobState.SCHEDULED))
+        .where(~((jobs.c.reason == FOR_ALL) & HAS_CHILDREN), jobs.c.reason != PAUSED)
+        .values(state=JobState.READY, run_at=now())
+    )
+    return readying, counted.where(in_state(JobState.RUNNING))
+
+
+_WAKE_PARENTS = {dialect: _wake_parents(dialect) for dialect in ("sqlite", "postgresql")}
 
 
 def forsaken(connection: Connection, limit: int) -> list[Any]:
@@ -134,11 +149,17 @@ def forsaken(connection: Connection, limit: int) -> list[Any]:
 def close_tasks(connection: Connection, ended: Sequence[tuple[int, JobState, str]]) -> None:
     """Close the tasks of jobs that ended without giving a result: job, state, reason."""
     for job_id, state, reason in ended:
-        unfinished = (tasks.c.job_id == job_id) & tasks.c.finished_at.is_(None)
-        closed = {"state": ENDED[state], "reason": reason or "no_result", "finished_at": now()}
-        rows = connection.execute(update(tasks).where(unfinished).values(**closed).returning(*tasks.c)).all()
-        for row in rows:
+        closed = {"job": job_id, "to_state": ENDED[state], "why": reason or "no_result"}
+        for row in fast_sql.fetch(connection, _CLOSE, closed):
             record_task(connection, row)
+
+
+_CLOSE = (
+    update(tasks)
+    .where(tasks.c.job_id == bindparam("job"), tasks.c.finished_at.is_(None))
+    .values(state=bindparam("to_state"), reason=bindparam("why"), finished_at=now())
+    .returning(*tasks.c)
+)
 
 
 def close_orphans(connection: Connection, limit: int) -> int:

@@ -6,13 +6,16 @@ from sqlalchemy import Connection, bindparam, select
 
 from gofer.errors import Fenced
 from gofer.jobs.queue import Claim
+from gofer.store import fast_sql
 from gofer.store.tables import JobState, in_state, jobs
 
 
 def hold(connection: Connection, claim: Claim) -> None:
     """Lock the job's row if this run still has the job; raises Fenced otherwise. Called before every write of a run."""
-    held = connection.execute(_HOLD, {"job": claim.id, "holder": claim.owner, "held": claim.fence}).first()
-    if held is None:
+    if (
+        fast_sql.first(connection, _HOLD, {"job": claim.id, "holder": claim.owner, "held": claim.fence})
+        is None
+    ):
         raise Fenced
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 from sqlalchemy import Connection, select
 
 from gofer.errors import Forbidden, Malformed
-from gofer.identity import private_person
+from gofer.identity import private_people, private_person
 from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, agent_scope, conversation_scope, person_scope
 from gofer.store.tables import connections, conversations, identities, messages
 
@@ -94,4 +94,5 @@ def private_rooms(connection: Connection, principal_id: str, besides: str = "") 
         .limit(MAX_ROOMS)
     )
     found = [str(row.id) for row in connection.execute(query)]
-    return [each for each in found if private_person(connection, each) == principal_id]
+    people = private_people(connection, found)
+    return [each for each, person in zip(found, people, strict=True) if person == principal_id]

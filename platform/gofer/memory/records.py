@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, bindparam, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -19,6 +19,7 @@ from gofer.errors import Conflict, Malformed, NotFound
 from gofer.integration import Incoming
 from gofer.memory.scopes import ScopeKeys, conversation_scope, open_scope
 from gofer.sanitize import gist
+from gofer.store import fast_sql
 from gofer.store.db_time import now
 from gofer.store.encryption import seal, unseal
 from gofer.store.ids import new_id
@@ -423,12 +424,8 @@ def _turn(
     if turn is None or conversation_scope(turn[0]) not in scopes:
         raise UnknownMemory
     conversation_id, seq = turn
-    row = connection.execute(
-        select(messages)
-        .where(messages.c.conversation_id == conversation_id, messages.c.seq == seq)
-        .where(messages.c.event.not_in(ASIDE))
-    ).one_or_none()
-    if row is None:
+    row = fast_sql.first(connection, _SAID, {"conversation": conversation_id, "seq": seq})
+    if row is None or row.event in ASIDE:
         raise UnknownMemory
     if row.sealed is None:
         raise PurgedMemory
@@ -449,6 +446,11 @@ def _turn(
         valid_from=row.created_at,
         quoted=said.quoted,
     )
+
+
+_SAID = select(messages).where(
+    messages.c.conversation_id == bindparam("conversation"), messages.c.seq == bindparam("seq")
+)
 
 
 def _without_words(said: Incoming) -> str:
@@ -525,11 +527,16 @@ def _lock_turn(connection: Connection, memory_id: str) -> None:
         lock_conversation(connection, turn[0])
 
 
-def _row(connection: Connection, memory_id: str, version: int | None) -> Row[Any] | None:
-    query = select(memories).where(memories.c.id == memory_id)
-    if version is not None:
-        return connection.execute(query.where(memories.c.version == version)).one_or_none()
-    return connection.execute(query.order_by(memories.c.version.desc()).limit(1)).one_or_none()
+def _row(connection: Connection, memory_id: str, version: int | None) -> Any:
+    if version is None:
+        return fast_sql.first(connection, _IN_FORCE, {"memory": memory_id})
+    query = select(memories).where(memories.c.id == memory_id, memories.c.version == version)
+    return connection.execute(query).one_or_none()
+
+
+_IN_FORCE = (
+    select(memories).where(memories.c.id == bindparam("memory")).order_by(memories.c.version.desc()).limit(1)
+)
 
 
 def _live_versions(connection: Connection, vault: Vault, memory_id: str) -> Iterator[Memory]:

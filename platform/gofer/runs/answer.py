@@ -351,8 +351,8 @@ class Answerer:
             yield shell
 
     def memories_of(self, claim: Claim) -> StoreMemories:
-        """What a run may remember."""
-        return self._memories(claim)
+        """What a run may remember, and is not reminded of."""
+        return StoreMemories(self._database, self._vault, claim, self._recall, remind=False)
 
     async def _spec(self, claim: Claim) -> AgentSpec:
         """The agent as its file says now, with the model chosen for this conversation. The first agent needs no file.
@@ -637,7 +637,7 @@ def apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, .
         messages.c.conversation_id == claim.conversation_id,
         messages.c.seq > claim.covers_from,
         messages.c.addressed,
-        covered(claim),
+        covered(claim.id),
         messages.c.trust.in_(known if reason == CANCELLED else (*known, Trust.UNKNOWN)),
     )
     asked = connection.execute(query.order_by(messages.c.seq.desc()).limit(1)).first()

@@ -10,11 +10,11 @@ import asyncio
 import time
 from collections.abc import Mapping
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from sqlalchemy import ColumnElement, Connection, case, func, select, update
+from sqlalchemy import BigInteger, ColumnElement, Connection, bindparam, case, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.agent.limits import Scope, Short
@@ -22,6 +22,7 @@ from gofer.agent.prices import MICROS
 from gofer.jobs.fence import hold
 from gofer.jobs.queue import Claim
 from gofer.memory.manager import MEMORY
+from gofer.store import fast_sql
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.tables import JobState, agents, events, goals, in_state, jobs, spends
@@ -92,16 +93,19 @@ def reserve(
 ) -> Short | None:
     """Set money aside if every cap allows it; otherwise say which cap does not."""
     # Runs of one agent reserve one after the other; otherwise two could both take the last dollar.
-    connection.execute(select(agents.c.id).where(agents.c.id == claim.agent_id).with_for_update())
+    fast_sql.fetch(connection, _LOCK_AGENT, {"agent": claim.agent_id})
     hold(connection, claim)
     day = today(connection, timezone)
+    of_job = _values(claim, day, key, goal_id)
     for scope, cap in caps.items():
-        here = _in_scope(claim, scope, day, goal_id)
-        spent = _spent(connection, claim, here, but=key)
-        if spent + amount + _needed_by_elders(connection, claim, here) > cap:
+        spent = int(fast_sql.scalar(connection, _spent(scope), of_job))
+        if spent + amount + _needed_by_elders(connection, scope, of_job) > cap:
             return Short(scope, spent)
     _put(connection, claim, key, day, amount, settled=False, background=background, goal_id=goal_id)
     return None
+
+
+_LOCK_AGENT = select(agents.c.id).where(agents.c.id == bindparam("agent")).with_for_update()
 
 
 def only_set_aside(
@@ -115,14 +119,18 @@ def only_set_aside(
     goal_id: str | None = None,
 ) -> bool:
     """Whether the money is only set aside for calls of other jobs, which will cost less."""
-    here = _in_scope(claim, scope, today(connection, timezone), goal_id)
-    paid = _spent(connection, claim, here, but=key, others_settled=True)
+    of_job = _values(claim, today(connection, timezone), key, goal_id)
+    paid = int(fast_sql.scalar(connection, _spent(scope, others_settled=True), of_job))
     return paid + amount <= cap
 
 
 def goal_budget(connection: Connection, goal_id: str) -> int | None:
     """What a goal may cost; None for no bound of its own."""
-    return connection.execute(select(goals.c.budget).where(goals.c.id == goal_id)).scalar()
+    found: int | None = fast_sql.scalar(connection, _BUDGET, {"goal": goal_id})
+    return found
+
+
+_BUDGET = select(goals.c.budget).where(goals.c.id == bindparam("goal"))
 
 
 def settle(
@@ -152,58 +160,73 @@ def charge(connection: Connection, claim: Claim, key: str, dollars: float, *, ti
 
 def today(connection: Connection, timezone: str) -> str:
     """The workspace's day, by the database's clock."""
-    current = float(connection.execute(select(now())).scalar_one())
+    current = float(fast_sql.scalar(connection, _NOW))
     return datetime.fromtimestamp(current, ZoneInfo(timezone)).date().isoformat()
 
 
-def _spent(
-    connection: Connection,
-    claim: Claim,
-    here: ColumnElement[bool],
-    *,
-    but: str,
-    others_settled: bool = False,
-) -> int:
-    mine = case(((spends.c.job_id == claim.id) & (spends.c.key == but), 0), else_=spends.c.micros)
-    query = select(func.coalesce(func.sum(mine), 0))
+_NOW = select(now())
+_JOB = bindparam("job", type_=BigInteger)
+
+
+def _values(claim: Claim, day: str, key: str = "", goal_id: str | None = None) -> dict[str, Any]:
+    """What the statements about a job's scopes are asked with."""
+    return {
+        "job": claim.id,
+        "key": key,
+        "agent": claim.agent_id or "",
+        "conversation": claim.conversation_id,
+        "goal": goal_id,
+        "day": day,
+    }
+
+
+@cache
+def _spent(scope: Scope, *, others_settled: bool = False) -> Any:
+    """What was spent in a scope, and set aside, without the call that asks."""
+    own = (spends.c.job_id == _JOB) & (spends.c.key == bindparam("key"))
+    query = select(func.coalesce(func.sum(case((own, 0), else_=spends.c.micros)), 0))
     if others_settled:
         # Money that a crash left set aside counts as paid: nobody will settle it soon.
         running = select(jobs.c.id).where(in_state(JobState.RUNNING))
-        query = query.where(
-            spends.c.settled | (spends.c.job_id == claim.id) | spends.c.job_id.not_in(running)
-        )
-    return int(connection.execute(query.where(here)).scalar_one())
+        query = query.where(spends.c.settled | (spends.c.job_id == _JOB) | spends.c.job_id.not_in(running))
+    return query.where(_in_scope(scope))
 
 
-def _needed_by_elders(connection: Connection, claim: Claim, here: ColumnElement[bool]) -> int:
+def _needed_by_elders(connection: Connection, scope: Scope, of_job: Mapping[str, Any]) -> int:
     """The money that earlier jobs probably still need. Jobs that began earlier come first; otherwise all of them would
     run out of money with nothing finished.
 
     It is a few calls for each, at the price of their calls so far, or at what was set aside while none is settled. One
     of the jobs is not counted: two may share what is left.
     """
-    began = func.min(spends.c.id)
-    mine = select(began).where(spends.c.job_id == claim.id).scalar_subquery()
-    settled = func.sum(case((spends.c.settled, spends.c.micros), else_=0))
-    calls = func.sum(case((spends.c.settled, 1), else_=0))
-    waiting = func.max(case((spends.c.settled, 0), else_=spends.c.micros))
-    query = (
-        select(settled.label("settled"), calls.label("calls"), waiting.label("waiting"))
-        .join(jobs, jobs.c.id == spends.c.job_id)
-        .where(here, in_state(JobState.RUNNING), spends.c.job_id != claim.id)
-        .group_by(spends.c.job_id)
-        .having((mine.is_(None)) | (began < mine))
-    )
-    each = [int(row.settled / row.calls if row.calls else row.waiting) for row in connection.execute(query)]
+    rows = fast_sql.fetch(connection, _elders(scope), of_job)
+    each = [int(row.settled / row.calls if row.calls else row.waiting) for row in rows]
     return CALLS_AHEAD * (sum(each) - max(each, default=0))
 
 
-def _in_scope(claim: Claim, scope: Scope, day: str, goal_id: str | None = None) -> ColumnElement[bool]:
+@cache
+def _elders(scope: Scope) -> Any:
+    """What each running job of a scope that began before this one has paid, for how many calls, and set aside."""
+    began = func.min(spends.c.id)
+    mine = select(began).where(spends.c.job_id == _JOB).scalar_subquery()
+    settled = func.sum(case((spends.c.settled, spends.c.micros), else_=0))
+    calls = func.sum(case((spends.c.settled, 1), else_=0))
+    waiting = func.max(case((spends.c.settled, 0), else_=spends.c.micros))
+    return (
+        select(settled.label("settled"), calls.label("calls"), waiting.label("waiting"))
+        .join(jobs, jobs.c.id == spends.c.job_id)
+        .where(_in_scope(scope), in_state(JobState.RUNNING), spends.c.job_id != _JOB)
+        .group_by(spends.c.job_id)
+        .having((mine.is_(None)) | (began < mine))
+    )
+
+
+def _in_scope(scope: Scope) -> ColumnElement[bool]:
     if scope == "goal":
-        return spends.c.goal_id == goal_id
+        return spends.c.goal_id == bindparam("goal")
     if scope == "conversation":
-        return spends.c.conversation_id == claim.conversation_id
-    its_day = (spends.c.agent_id == (claim.agent_id or "")) & (spends.c.day == day)
+        return spends.c.conversation_id == bindparam("conversation")
+    its_day = (spends.c.agent_id == bindparam("agent")) & (spends.c.day == bindparam("day"))
     if scope == "memory":
         return its_day & spends.c.job_id.in_(select(jobs.c.id).where(jobs.c.kind == MEMORY))
     return its_day & spends.c.background if scope == "background" else its_day
@@ -214,14 +237,23 @@ def nearly_used(
 ) -> tuple[Scope, int, int] | None:
     """The budget that this job has brought to the warning line: which one, what is spent, and the cap. Only the job
     that crosses the line gets it, so people are warned once a day."""
-    day = today(connection, timezone)
-    mine = case((spends.c.job_id == claim.id, spends.c.micros), else_=0)
+    of_job = _values(claim, today(connection, timezone))
     for scope, cap in caps.items():
-        sums = select(func.coalesce(func.sum(spends.c.micros), 0), func.coalesce(func.sum(mine), 0))
-        spent, own = map(int, connection.execute(sums.where(_in_scope(claim, scope, day))).one())
+        spent, own = map(int, fast_sql.first(connection, _sums(scope), of_job))
         if spent - own < warn_at * cap <= spent:
             return scope, spent, cap
     return None
+
+
+@cache
+def _sums(scope: Scope) -> Any:
+    """What was spent in a scope, and how much of it by one job."""
+    mine = case((spends.c.job_id == _JOB, spends.c.micros), else_=0)
+    sums = select(
+        func.coalesce(func.sum(spends.c.micros), 0).label("spent"),
+        func.coalesce(func.sum(mine), 0).label("own"),
+    )
+    return sums.where(_in_scope(scope))
 
 
 def _put(
@@ -236,27 +268,30 @@ def _put(
     background: bool = False,
     goal_id: str | None = None,
 ) -> None:
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(spends).values(
-        workspace_id=claim.workspace_id,
-        agent_id=claim.agent_id or "",
-        conversation_id=claim.conversation_id or "",
-        connection_id=claim.connection_id or "",
-        job_id=claim.id,
-        key=key,
-        model=model,
-        day=day,
-        micros=amount,
-        settled=settled,
-        background=background,
-        goal_id=goal_id,
-    )
-    connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=["job_id", "key"],
-            set_={"micros": amount, "settled": settled, "day": day, "background": background},
-        )
-    )
+    row = {
+        "workspace_id": claim.workspace_id,
+        "agent_id": claim.agent_id or "",
+        "conversation_id": claim.conversation_id or "",
+        "connection_id": claim.connection_id or "",
+        "job_id": claim.id,
+        "key": key,
+        "model": model,
+        "day": day,
+        "micros": amount,
+        "settled": settled,
+        "background": background,
+        "goal_id": goal_id,
+    }
+    fast_sql.fetch(connection, _PUT[connection.dialect.name], row)
+
+
+def _putting(dialect: Any) -> Any:
+    insert = dialect.insert(spends)
+    kept = {name: insert.excluded[name] for name in ("micros", "settled", "day", "background")}
+    return insert.on_conflict_do_update(index_elements=["job_id", "key"], set_=kept)
+
+
+_PUT = {"sqlite": _putting(sqlite), "postgresql": _putting(postgresql)}
 
 
 def ran_out_before(connection: Connection, claim: Claim, code: str, timezone: str) -> bool:
@@ -282,5 +317,7 @@ def ran_out_before(connection: Connection, claim: Claim, code: str, timezone: st
 
 def cost_of_job(connection: Connection, job_id: int) -> float:
     """What a job has cost so far, in dollars."""
-    query = select(func.coalesce(func.sum(spends.c.micros), 0)).where(spends.c.job_id == job_id)
-    return int(connection.execute(query).scalar_one()) / MICROS
+    return int(fast_sql.scalar(connection, _COST, {"job": job_id})) / MICROS
+
+
+_COST = select(func.coalesce(func.sum(spends.c.micros), 0)).where(spends.c.job_id == _JOB)

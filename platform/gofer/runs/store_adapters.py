@@ -164,11 +164,16 @@ def load_events(
 
 def started_with(connection: Connection, job_id: int) -> str | None:
     """What names the text of who the agent is in a run that has begun; None for one that has not, or does not say."""
-    began = (tables.events.c.job_id == job_id) & (tables.events.c.kind == "run.started")
-    data = connection.execute(
-        select(tables.events.c.data).where(began).order_by(tables.events.c.seq).limit(1)
-    ).scalar()
+    data = fast_sql.scalar(connection, _STARTED, {"job": job_id})
     return None if data is None else data.get("identity")
+
+
+_STARTED = (
+    select(tables.events.c.data)
+    .where(tables.events.c.job_id == bindparam("job"), tables.events.c.kind == "run.started")
+    .order_by(tables.events.c.seq)
+    .limit(1)
+)
 
 
 def _event(

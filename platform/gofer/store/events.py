@@ -190,8 +190,10 @@ def _place(job_id: int, seq: int) -> tuple[str, int, int]:
 
 def of_job(connection: Connection, job_id: int) -> list[dict[str, Any]]:
     """Every event of a job, in order."""
-    rows = connection.execute(select(events).where(events.c.job_id == job_id).order_by(events.c.seq))
-    return [dict(row._mapping) for row in rows]
+    return [row._asdict() for row in fast_sql.fetch(connection, _OF_JOB, {"job": job_id})]
+
+
+_OF_JOB = select(events).where(events.c.job_id == bindparam("job")).order_by(events.c.seq)
 
 
 def after(connection: Connection, cursor: Cursor, *, limit: int = 500) -> tuple[list[dict[str, Any]], Cursor]:

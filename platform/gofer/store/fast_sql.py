@@ -13,7 +13,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import ARRAY, JSON, Connection, Insert, any_, bindparam, func, select
+from sqlalchemy import ARRAY, JSON, Connection, Float, Insert, any_, bindparam, func, select
 from sqlalchemy.util import await_only
 
 Values = Mapping[str, Any]
@@ -103,7 +103,7 @@ class _Compiled:
         row: Any = namedtuple("Row", [name for name, _ in columns], rename=True)  # type: ignore[misc]
         # What `_make` does, without the look at the length: the driver gives what was asked for.
         self._make = partial(tuple.__new__, row)
-        readers = [column.type.dialect_impl(dialect).result_processor(dialect, None) for _, column in columns]
+        readers = [_reader(column.type, dialect) for _, column in columns]
         self._readers = [(place, reader) for place, reader in enumerate(readers) if reader is not None]
 
     def for_rows(self, count: int) -> str:
@@ -133,6 +133,14 @@ class _Compiled:
         for place, reader in self._readers:
             read[place] = reader(read[place])
         return read
+
+
+def _reader(type_: Any, dialect: Any) -> Callable[[Any], Any] | None:
+    """What reads a column's value. Both drivers give floats as they are, and SQLAlchemy would ask for a type code."""
+    if isinstance(type_, Float) and not type_.asdecimal:
+        return None
+    reader: Callable[[Any], Any] | None = type_.dialect_impl(dialect).result_processor(dialect, None)
+    return reader
 
 
 def _picking(names: list[str]) -> Callable[[Values], Sequence[Any]]:

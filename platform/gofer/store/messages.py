@@ -98,7 +98,17 @@ _BINDING_AT = select(bindings.c.id, bindings.c.conversation_id, bindings.c.lasti
 
 def binding_of(connection: Connection, conversation_id: str | None, connection_id: str | None) -> str | None:
     """The id of a conversation's first binding with a connection, or with any when none is named."""
-    query = select(bindings.c.id).where(bindings.c.conversation_id == conversation_id)
-    if connection_id is not None:
-        query = query.where(bindings.c.connection_id == connection_id)
-    return connection.execute(query.order_by(bindings.c.id).limit(1)).scalar()
+    found: str | None = fast_sql.scalar(
+        connection,
+        _BINDING_OF[connection_id is not None],
+        {"conversation": conversation_id, "via": connection_id},
+    )
+    return found
+
+
+def _binding_of(*conditions: Any) -> Any:
+    here = bindings.c.conversation_id == bindparam("conversation")
+    return select(bindings.c.id).where(here, *conditions).order_by(bindings.c.id).limit(1)
+
+
+_BINDING_OF = {True: _binding_of(bindings.c.connection_id == bindparam("via")), False: _binding_of()}
