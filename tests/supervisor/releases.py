@@ -171,6 +171,13 @@ class Supervised:
     ) -> None:
         """Start the supervisor, with little patience so that the tests are quick: inside of another command, with more
         in its environment, or after it has run some Python."""
+        command = [*inside, *self.command(installed, first=first, **config)]
+        everything = {**os.environ, **(environment or {})}
+        output = log if log is not None else subprocess.DEVNULL
+        self.process = subprocess.Popen(command, stdout=output, stderr=output, text=True, env=everything)
+
+    def command(self, installed: Release, *, first: str = "", **config: Any) -> list[str]:
+        """The command line of the supervisor."""
         quick = {"stop_within": 5, "ready_within": 60, "probation": 0.3, "watchdog": 0, "health_every": 60}
         given = {
             "home": self.home.path,
@@ -181,10 +188,7 @@ class Supervised:
         }
         start = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from gofer_supervisor.__main__ import main"
         program = f"{first}\n{start}; sys.exit(main())"
-        command = [*inside, sys.executable, "-I", "-S", "-c", program, json.dumps(given)]
-        everything = {**os.environ, **(environment or {})}
-        output = log if log is not None else subprocess.DEVNULL
-        self.process = subprocess.Popen(command, stdout=output, stderr=output, text=True, env=everything)
+        return [sys.executable, "-I", "-S", "-c", program, json.dumps(given)]
 
     def damage(self, build: str) -> None:
         """As a disk may: half of a release's manifest is gone."""
