@@ -63,7 +63,7 @@ class Release:
 class State:
     """What the supervisor must know again after it was killed."""
 
-    __slots__ = ("exits", "installed", "processes", "taken", "trial")
+    __slots__ = ("exits", "installed", "outage", "processes", "taken", "trial")
 
     def __init__(self) -> None:
         self.installed = ""
@@ -79,6 +79,8 @@ class State:
         self.exits: list[float] = []
         """When processes ended that should not have, within the last ten minutes, in seconds since the machine was
         started."""
+        self.outage = 0.0
+        """When it was first found that nothing can run; 0 when something has run for ten minutes since."""
 
 
 class Home:
@@ -223,6 +225,7 @@ class Home:
                 str(name): [int(one) for one in ids] for name, ids in kept["processes"].items()
             }
             state.taken = str(kept.get("taken", ""))
+            state.outage = float(kept.get("outage", 0))
             state.exits = [float(at) for at in kept["exits"]]
         except (HomeError, KeyError, TypeError, ValueError, AttributeError):
             return State()

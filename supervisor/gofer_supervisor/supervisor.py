@@ -297,15 +297,20 @@ class Supervisor(Deployments):
             if process.build == trial["build"] != trial["previous"]:
                 return  # it was to end anyway
             self._end_revert(describe_end(process))
-        self._state.exits = [at for at in self._state.exits if now - CRASH_LOOPS[-1][1] < at <= now] + [now]
-        self._save()
-        why = describe_end(process)
+        long_ago = CRASH_LOOPS[-1][1]
+        self._state.exits = [at for at in self._state.exits if now - long_ago < at <= now] + [now]
+        self._state.outage = 0.0 if process.lasted >= long_ago else self._state.outage
+        why, trial = describe_end(process), self._state.trial
         hopeless = process.code == CONFIGURATION or is_crash_loop(self._state.exits, now)
-        if hopeless:
-            self._note("worker.crash_loop", name=slot.name, reason=why, build=process.build)
-        trial = self._state.trial
         failed = hopeless or not process.ready or process.unfit
-        if trial is not None and failed and self._can_go_back(trial, process):
+        goes_back = trial is not None and failed and self._can_go_back(trial, process)
+        if hopeless and not goes_back:
+            self._state.outage = self._state.outage or time.time()
+        self._save()
+        if hopeless:
+            outage = 0.0 if goes_back else self._state.outage
+            self._note("worker.crash_loop", name=slot.name, reason=why, build=process.build, outage=outage)
+        if trial is not None and goes_back:
             self._go_back(trial, why)
         elif hopeless:
             self._rest_for_a_while(why)

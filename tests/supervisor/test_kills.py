@@ -16,11 +16,17 @@ import pytest
 from gofer.releases.lifecycle import deploy
 from supervisor.releases import Supervised, eventually
 
-STEPS = ("stop", "backup", "migrate", "prove", "ready", "revert")
-"""`ready` is the part of `prove` in which the new release serves; `revert` comes when it is taken back."""
+STEPS = ("stop", "backup", "migrate", "prove", "ready", "revert", "restore")
+"""`ready` is the part of `prove` in which the new release serves; `revert` comes when it is taken back, `restore` when
+its migration failed."""
 VICTIMS = ("supervisor", "release", "tree")
 FAULTS = ("", "start", "later", "migration", "silent", "unfit", "memory", "tampered")
-CASES = sorted(itertools.product(FAULTS, STEPS, VICTIMS))
+CASES = [
+    (fault, step, victim)
+    for fault, step, victim in sorted(itertools.product(FAULTS, STEPS, VICTIMS))
+    # A release that was tampered with gets no further than the first step, and only a migration is undone.
+    if (fault != "tampered" or step == "stop") and (fault == "migration" or step != "restore")
+]
 SEED = 25
 IN_EVERY_RUN = 6
 

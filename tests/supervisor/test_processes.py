@@ -54,6 +54,12 @@ def test_while_nothing_can_run_a_page_says_so(gofer: Supervised) -> None:
     assert (status, json.loads(problem)["status"]) == (503, 503)
     # Three starts were enough to see it; it rests now instead of trying for ever.
     assert len(gofer.events("worker.spawned")) == 3
+    (told,) = gofer.events("worker.crash_loop")
+    assert told["outage"] > 0
+    gofer.kill()
+    gofer.start(gofer.home.release("one"))
+    eventually(lambda: len(gofer.events("worker.crash_loop")) == 2)
+    assert gofer.events("worker.crash_loop")[-1]["outage"] == told["outage"], "it is one outage, told of once"
 
 
 def test_a_visitor_who_says_nothing_does_not_hold_the_page(gofer: Supervised) -> None:

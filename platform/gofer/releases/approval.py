@@ -58,10 +58,11 @@ CHANGED = (
 )
 MAX_SHOWN = 1500
 """Characters of a diff that the question itself shows."""
-PROMOTED = "revision.promoted"
+PROMOTED, OUTAGE = "revision.promoted", "worker.crash_loop"
 NOTICES = {
     PROMOTED: "Gofer runs the release `{build}`, which has proved itself.",
     "revision.rolled_back": "The release `{build}` was taken back, and `{to}` runs again. {reason}",
+    OUTAGE: "Gofer could not run for a while: it ended again and again. {reason} It was started again since.",
 }
 """What owners are told of, by the kind of event."""
 NONE_BEFORE = "The release `{build}` does not work as it should, and there is none to go back to. {reason}"
@@ -141,18 +142,21 @@ def _decided(home: Home, kind: str, payload: Mapping[str, Any]) -> str:
 
 
 def tell_owners(connection: Connection, vault: Vault, number: int, kind: str, data: dict[str, Any]) -> None:
-    """Make the job that tells the owners what became of a release. The event's number makes it once."""
+    """Make the job that tells the owners what became of a release. The event's number makes it once; an outage is told
+    of once, however often a start failed in it."""
     first_ever = kind == PROMOTED and not data.get("previous")
-    if kind in NOTICES and not first_ever:
+    no_outage = kind == OUTAGE and not data.get("outage")
+    mark = f"outage:{data.get('home')}:{data['outage']}" if kind == OUTAGE and not no_outage else number
+    if kind in NOTICES and not first_ever and not no_outage:
         submit(
             connection,
             workspace_id=FIRST_WORKSPACE,
             kind=RELEASE_NOTICE,
-            lane=f"release.notice:{number}",
+            lane=f"release.notice:{mark}",
             pool=SERVICE,
             payload={"kind": kind, "home": data.get("home")}
             | {name: str(data.get(name, "")) for name in TOLD},
-            unique_key=f"release.notice:{number}",
+            unique_key=f"release.notice:{mark}",
             conversation_id=updates_conversation(connection, vault),
         )
 
@@ -360,7 +364,7 @@ class ReleaseJobs:
 def _notice(payload: Mapping[str, Any]) -> str:
     """What owners are told, with places for what is known of it."""
     kind = str(payload["kind"])
-    none_before = kind != PROMOTED and payload.get("to") == payload["build"]
+    none_before = kind == "revision.rolled_back" and payload.get("to") == payload["build"]
     return MACHINE_GONE if kind == GONE else NONE_BEFORE if none_before else NOTICES[kind]
 
 

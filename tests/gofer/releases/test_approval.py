@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -155,13 +156,15 @@ async def test_a_release_that_went_meanwhile_is_not_deployed(world: World, home:
         ("revision.promoted", {"build": "1.0", "previous": ""}, 0),
         ("revision.rolled_back", {"build": "2.0-abc", "to": "1.0", "reason": "It fell over."}, 1),
         ("worker.exited", {"name": "serve"}, 0),
+        ("worker.crash_loop", {"build": "2.0-abc", "reason": "It fell over.", "outage": 7.5}, 1),
+        ("worker.crash_loop", {"build": "2.0-abc", "reason": "It fell over.", "outage": 0.0}, 0),
     ],
 )
 async def test_owners_are_told_once_what_became_of_a_release(
-    world: World, home: Home, kind: str, data: dict[str, str], told: int
+    world: World, home: Home, kind: str, data: dict[str, Any], told: int
 ) -> None:
-    for _ in range(2):
-        await world.run(partial(tell_owners, vault=world.vault, number=7, kind=kind, data=data))
+    for number in (7, 7, 8) if kind == "worker.crash_loop" else (7, 7):
+        await world.run(partial(tell_owners, vault=world.vault, number=number, kind=kind, data=data))
     found = await world.rows(select(jobs).where(jobs.c.kind == "release_notice"))
     assert len(found) == told
     if told:
