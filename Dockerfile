@@ -1,5 +1,6 @@
 # Gofer in a container: `docker build -t gofer .`, then see compose.yaml and docs/deploying.md.
 # The shell of the agent needs more than a container gets by default; compose.yaml says what and why.
+# To pin the base image give its digest: --build-arg PYTHON=3.11-slim-bookworm@sha256:… (docs/deploying.md).
 ARG PYTHON=3.11-slim-bookworm
 
 FROM python:${PYTHON} AS build
