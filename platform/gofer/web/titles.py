@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -15,24 +14,33 @@ from gofer.store.messages import open_message
 from gofer.store.tables import conversations, messages
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
+from gofer.web.auth import Visitor, readable
 
 WEB = "web"
 """The kind of conversation that nobody has named."""
 MAX_TITLE = 60
 UNTITLED = "New conversation"
+UNREADABLE = "A private conversation"
 
 BEGUN = (conversations.c.kind != WEB) | (conversations.c.last_seq > 0)
 """Not a room that somebody opened and said nothing in."""
 
 
 async def with_titles(
-    platform: Platform, rows: Sequence[dict[str, Any]], by: str = "conversation_id"
+    platform: Platform, rows: Sequence[dict[str, Any]], visitor: Visitor, by: str = "conversation_id"
 ) -> list[dict[str, Any]]:
-    """Rows with a `title`; a web chat conversation is titled by its first words."""
+    """Rows with a `title`; a web chat conversation is titled by its first words, one that they may not read by none."""
     wanted = {row[by] for row in rows if row[by]}
-    found = await platform.database.read(
-        partial(titles_of, vault=platform.vault, redactor=platform.redactor, wanted=wanted)
-    )
+
+    def read(connection: Connection) -> dict[str, str]:
+        query = select(conversations.c.id).where(
+            conversations.c.id.in_(wanted), readable(connection, visitor)
+        )
+        seen = set(connection.execute(query).scalars())
+        titles = titles_of(connection, platform.vault, platform.redactor, seen)
+        return {**dict.fromkeys(wanted - seen, UNREADABLE), **titles}
+
+    found = await platform.database.read(read)
     return [{**row, "title": found.get(row[by], row["title"])} for row in rows]
 
 

@@ -357,19 +357,20 @@ def test_a_member_recalls_nothing_of_somebody_elses_private_conversation(house: 
     scope = {"scope": f"conversation:{where}"}
     assert house.api(clerk).get("/memories", params={**scope, "query": "plan"}).status_code == 404
     assert called(house, clerk, "recall", conversation_id=where, query="plan")["status"] == 404
+    assert called(house, clerk, "read_conversation", conversation_id=where)["status"] == 404
     assert called(house, clerk, "remember", conversation_id=where, text="x")["status"] == 404
     assert called(house, owner, "recall", conversation_id=where, query="plan")["memories"]
 
 
 def test_every_change_and_every_look_at_others_words_is_on_record(house: House) -> None:
-    boss, clerk = house.token(house.owner()), house.member("clerk", "operator", password="")
-    theirs = called(house, boss, "run_agent", task="A secret plan.", agent="helper", wait=60)
-    token = house.token(clerk, "write")
+    writer, boss = house.token(house.owner()), house.member("boss", "owner", password="")
+    theirs = called(house, writer, "run_agent", task="A secret plan.", agent="helper", wait=60)
+    token = house.token(boss, "admin")
     called(house, token, "read_conversation", conversation_id=theirs["conversation_id"])
     called(house, token, "cancel_job", job_id=theirs["id"])
 
     def recorded(connection: Connection) -> list[tuple[str, str, int]]:
-        mine = select(audit_entries).where(audit_entries.c.member_id == clerk).order_by(audit_entries.c.id)
+        mine = select(audit_entries).where(audit_entries.c.member_id == boss).order_by(audit_entries.c.id)
         return [(row.action, row.subject, row.status) for row in connection.execute(mine)]
 
     assert house.read(recorded) == [

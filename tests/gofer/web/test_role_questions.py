@@ -12,7 +12,7 @@ from gofer.jobs.queue import SERVICE, submit
 from gofer.jobs.reply_planner import ask, plan_replies
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.messages import binding_of
-from gofer.store.tables import JobState, ReplyState, jobs, questions, replies
+from gofer.store.tables import JobState, ReplyState, conversations, jobs, questions, replies
 from gofer.web.chat.rooms import open_room, web_connection
 from gofer.web.queries.questions import FOR_OWNERS
 from support.web_server import House, csrf_in
@@ -26,6 +26,7 @@ def asked(house: House) -> tuple[str, int]:
 
     def make(connection: Connection) -> int:
         room = open_room(connection, house.platform.vault, connection_id, house_owner)
+        connection.execute(update(conversations).where(conversations.c.id == room).values(private=False))
         job = submit(
             connection, workspace_id=FIRST_WORKSPACE, kind="proposal", lane=f"test:{room}", pool=SERVICE,
             conversation_id=room,

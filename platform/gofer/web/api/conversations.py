@@ -27,12 +27,11 @@ from gofer.web.api.http import (
     parse_query,
     platform_of,
 )
-from gofer.web.auth import actor, record_reading, visitor_of
+from gofer.web.auth import actor, no_conversation, record_reading, visitor_of
 from gofer.web.queries import conversations, memories
 from gofer.web.queries.conversations import (
     find_conversation,
     list_conversations,
-    no_conversation,
     read_messages,
     read_notes,
 )
@@ -65,29 +64,30 @@ async def index(request: Request) -> Response:
             connection_id=query.connection,
             cursor=query.cursor,
             limit=query.limit,
-            agent=visitor_of(request).agent,
+            visitor=visitor_of(request),
         )
     )
-    found = await with_titles(platform, found, by="id")
+    found = await with_titles(platform, found, visitor_of(request), by="id")
     return json_response(request, {"conversations": found, "next": next_cursor(found, query.limit)})
 
 
 async def show(request: Request) -> Response:
     """Show a conversation."""
+    conversation_id, visitor = request.path_params["id"], visitor_of(request)
     found = await platform_of(request).database.read(
-        partial(find_conversation, conversation_id=request.path_params["id"], agent=visitor_of(request).agent)
+        partial(find_conversation, conversation_id=conversation_id, visitor=visitor)
     )
-    (titled,) = await with_titles(platform_of(request), [found], by="id")
+    (titled,) = await with_titles(platform_of(request), [found], visitor, by="id")
     return json_response(request, titled)
 
 
 async def read(request: Request) -> Response:
     """Read the messages of a conversation, newest first or after a number."""
     platform, query = platform_of(request), parse_query(request, MessageFilter)
-    conversation_id, agent = request.path_params["id"], visitor_of(request).agent
+    conversation_id, visitor = request.path_params["id"], visitor_of(request)
 
     def messages(connection: Connection) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        conversation = find_conversation(connection, conversation_id, agent)
+        conversation = find_conversation(connection, conversation_id, visitor)
         found = read_messages(
             connection,
             platform.vault,
@@ -235,7 +235,7 @@ def _memories_of(request: Request) -> tuple[str, str]:
 def _check_memories(connection: Connection, request: Request) -> None:
     """Whoever may not see what is remembered of one is told the same as for one that does not exist."""
     conversation_id, scope_id = _memories_of(request)
-    find_conversation(connection, conversation_id, visitor_of(request).agent)
+    find_conversation(connection, conversation_id, visitor_of(request))
     if not memories.may_see(connection, visitor_of(request), scope_id):
         raise no_conversation(conversation_id)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,14 +13,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.app import Platform
-from gofer.errors import Malformed, NotFound
+from gofer.errors import Malformed
 from gofer.jobs.control import find_job
 from gofer.jobs.event_stream import EventFilter as Watched
 from gofer.jobs.event_stream import cursor_of
 from gofer.store.events import Cursor
 from gofer.store.tables import FINAL, JobState, conversations, events, jobs
 from gofer.web.api.http import Number, RequestModel, parse_query, platform_of
-from gofer.web.auth import record_reading, visitor_of, watch_over
+from gofer.web.auth import (
+    Visitor,
+    is_readable,
+    no_conversation,
+    readable,
+    record_reading,
+    visitor_of,
+    watch_over,
+)
 from gofer.web.event_source import Stream
 
 PULSE = 15.0
@@ -50,7 +58,7 @@ async def follow(request: Request) -> Response:
     """
     platform, wanted = platform_of(request), parse_query(request, EventStreamFilter)
     cursor = _place(request.headers.get("last-event-id") or wanted.after)
-    await platform.database.read(partial(_check, wanted=wanted))
+    where = await platform.database.read(partial(_check, wanted=wanted))
     watched = Watched(wanted.job, wanted.conversation or None)
     platform.follower.check_room()
     if wanted.job is not None and cursor is None:
@@ -58,11 +66,12 @@ async def follow(request: Request) -> Response:
     if request.method == "HEAD":
         return Response(media_type=Stream.media_type)
     of_job = f"job {wanted.job}" if wanted.job is not None else "events"
-    await record_reading(request, wanted.conversation or None, of_job)
+    await record_reading(request, where, of_job)
+    visitor = visitor_of(request)
     return Stream(
-        _told(platform, watched, cursor),
+        _told(platform, watched, cursor, visitor),
         request.app.state.watching,
-        visitor_of(request).member_id,
+        visitor.member_id,
         most=MAX_STREAMS_EACH,
         refusal=partial(watch_over, platform, request, "viewer"),
     )
@@ -75,30 +84,42 @@ def _place(given: str) -> Cursor | None:
         raise Malformed("Last-Event-ID: is not the id of an event.") from None
 
 
-def _check(connection: Connection, wanted: EventStreamFilter) -> None:
-    if wanted.job is not None:
-        find_job(connection, wanted.job)
-    if wanted.conversation:
-        query = select(conversations.c.id).where(conversations.c.id == wanted.conversation)
-        if connection.execute(query).first() is None:
-            raise NotFound(f"There is no conversation {wanted.conversation[:60]!r}.")
+def _check(connection: Connection, wanted: EventStreamFilter) -> str | None:
+    """The conversation whose events are wanted, if it is one; raises NotFound."""
+    job = find_job(connection, wanted.job) if wanted.job is not None else None
+    if wanted.conversation and not is_readable(connection, wanted.conversation, None):
+        raise no_conversation(wanted.conversation)
+    return wanted.conversation or (job.conversation_id if job is not None else None)
 
 
-async def _told(platform: Platform, watched: Watched, cursor: Cursor | None) -> AsyncIterator[bytes]:
+async def _told(
+    platform: Platform, watched: Watched, cursor: Cursor | None, visitor: Visitor
+) -> AsyncIterator[bytes]:
     yield b"retry: 1000\n\n"
     seen = cursor or Cursor()
     if end := await _end(platform, watched, seen):
         yield end
         return
     async for found in platform.follower.watch(watched, cursor, pulse=PULSE):
+        hidden = await platform.database.read(partial(_hidden, found=found, visitor=visitor))
         for event in found:
-            yield _line(event)
+            if event["conversation_id"] not in hidden:
+                yield _line(event)
             seen = cursor_of(event)
         if end := await _end(platform, watched, seen):
             yield end
             return
         if not found:
             yield b": still here\n\n"
+
+
+def _hidden(connection: Connection, found: Sequence[Mapping[str, Any]], visitor: Visitor) -> Collection[str]:
+    """Conversations of these events that somebody may not read, asked each time: what they may read can change."""
+    named = {event["conversation_id"] for event in found} - {None}
+    if not named or visitor.may("owner"):
+        return ()
+    query = select(conversations.c.id).where(conversations.c.id.in_(named), readable(connection, visitor))
+    return named - set(connection.execute(query).scalars())
 
 
 async def _end(platform: Platform, watched: Watched, seen: Cursor) -> bytes:

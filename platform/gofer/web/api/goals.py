@@ -65,7 +65,7 @@ async def index(request: Request) -> Response:
             vault=platform.vault,
             state=query.state,
             conversation_id=query.conversation,
-            agent=visitor_of(request).agent,
+            visitor=visitor_of(request),
             cursor=query.cursor,
             limit=query.limit,
         )
@@ -84,9 +84,9 @@ async def show(request: Request) -> Response:
 
 
 async def _shown(request: Request, goal_id: str) -> dict[str, Any]:
-    platform, agent = platform_of(request), visitor_of(request).agent
+    platform, visitor = platform_of(request), visitor_of(request)
     return await platform.database.read(
-        partial(goals.show_goal, vault=platform.vault, goal_id=goal_id, agent=agent)
+        partial(goals.show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor)
     )
 
 
@@ -142,7 +142,7 @@ async def _steer(request: Request, verb: str) -> Response:
     await parse_body(request, EmptyBody)
     goal_id = request.path_params["id"]
     state = await goals.steer_goal(
-        platform_of(request), verb, goal_id, by=actor(request), agent=visitor_of(request).agent
+        platform_of(request), verb, goal_id, by=actor(request), visitor=visitor_of(request)
     )
     return json_response(request, {"id": goal_id, "state": state}, 202, location=f"/goals/{goal_id}")
 

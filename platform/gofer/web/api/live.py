@@ -15,7 +15,7 @@ from gofer.app import Platform
 from gofer.errors import Malformed
 from gofer.store.events import Cursor
 from gofer.web.api.http import RequestModel, parse_query, platform_of
-from gofer.web.auth import visitor_of, watch_over
+from gofer.web.auth import record_reading, visitor_of, watch_over
 from gofer.web.chat.follow import follow, read_now
 from gofer.web.chat.timeline import Timeline
 from gofer.web.event_source import Stream
@@ -44,7 +44,8 @@ async def follow_one(request: Request) -> Response:
     """
     platform, wanted = platform_of(request), parse_query(request, LiveFilter)
     conversation_id = request.path_params["id"]
-    await platform.database.read(partial(find_conversation, conversation_id=conversation_id))
+    visitor = visitor_of(request)
+    await platform.database.read(partial(find_conversation, conversation_id=conversation_id, visitor=visitor))
     given = request.headers.get("last-event-id") or wanted.after
     try:
         cursor = Cursor.parse(given) if given else None
@@ -52,10 +53,11 @@ async def follow_one(request: Request) -> Response:
         raise Malformed("Last-Event-ID: is not the id of a frame.") from None
     if request.method == "HEAD":
         return Response(media_type=Stream.media_type)
+    await record_reading(request, conversation_id)
     return Stream(
         _frames(platform, conversation_id, cursor),
         request.app.state.watching,
-        visitor_of(request).member_id,
+        visitor.member_id,
         most=MAX_STREAMS,
         refusal=partial(watch_over, platform, request, "viewer"),
     )

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gofer.memory.transfer import MAX_ENTRIES
 from gofer.web.api.http import EmptyBody, RequestModel, json_response, parse_body, parse_query, platform_of
-from gofer.web.auth import record_reading, visitor_of
+from gofer.web.auth import record_order, record_reading, visitor_of
 from gofer.web.queries import memories
 
 MAX_IMPORT = 8 * 1024 * 1024
@@ -115,7 +115,7 @@ async def show(request: Request) -> Response:
             memory_id=request.path_params["id"],
         )
     )
-    await record_reading(request, found["conversation_id"], found["id"])
+    await record_order(request, found["conversation_id"], found["id"])
     return json_response(request, found)
 
 

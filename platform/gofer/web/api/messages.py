@@ -146,7 +146,7 @@ async def _answer_hop(request: Request, conversation_id: str, text: str, hop: tu
     platform, agent = platform_of(request), visitor_of(request).agent
 
     def say(connection: Connection) -> dict[str, Any]:
-        find_conversation(connection, conversation_id, agent)
+        find_conversation(connection, conversation_id, visitor_of(request))
         check_posts(connection, conversation_id, agent, platform.settings.posts_per_minute)
         return say_for_hop(
             connection, platform.vault, conversation_id=conversation_id, agent=agent, hop=hop, text=text
@@ -187,7 +187,7 @@ def _post(
     request: Request,
     most: int | None = None,
 ) -> int:
-    find_conversation(connection, conversation_id, agent)
+    find_conversation(connection, conversation_id, visitor_of(request))
     if most is not None:
         check_posts(connection, conversation_id, agent, most)
         if not post.asks:

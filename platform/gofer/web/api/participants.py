@@ -56,9 +56,9 @@ class Closing(RequestModel):
 async def index(request: Request) -> Response:
     """The agents of a conversation, and how far each has read."""
     platform = platform_of(request)
-    conversation_id, viewer = request.path_params["id"], visitor_of(request).agent
+    conversation_id, visitor = request.path_params["id"], visitor_of(request)
     found = await platform.database.read(
-        partial(runtimes.list_participants, conversation_id=conversation_id, viewer=viewer)
+        partial(runtimes.list_participants, conversation_id=conversation_id, visitor=visitor)
     )
     return json_response(request, {"participants": await runtimes.with_kinds(platform, found)})
 
@@ -76,7 +76,9 @@ async def acknowledge(request: Request) -> Response:
     conversation_id, agent = request.path_params["id"], visitor_of(request).agent
     if not agent:
         raise Forbidden("Only an agent acknowledges what it has read: use a token that is bound to it.")
-    await platform.database.read(partial(find_conversation, conversation_id=conversation_id, agent=agent))
+    await platform.database.read(
+        partial(find_conversation, conversation_id=conversation_id, visitor=visitor_of(request))
+    )
     spec = await runtimes.agent_spec(platform, agent)
     told = await platform.database.write(
         partial(
@@ -102,9 +104,7 @@ async def trigger(request: Request) -> Response:
         raise Forbidden("Only an owner forces a trigger.")
     if given.force and not given.reason.strip():
         raise Malformed("reason: say why, when you force a trigger; it is put on record.")
-    await platform.database.read(
-        partial(find_conversation, conversation_id=conversation_id, agent=visitor.agent)
-    )
+    await platform.database.read(partial(find_conversation, conversation_id=conversation_id, visitor=visitor))
     wish = TriggerWish(visitor.agent or actor(request), given.reason, given.force, visitor.agent)
     told = await runtimes.trigger(platform, conversation_id, given.agent, wish)
     platform.signals.wake(JOBS)

@@ -12,7 +12,7 @@ from gofer.jobs.control import answer
 from gofer.web.api.http import Number, RequestModel, json_response, parse_body, parse_query, platform_of
 from gofer.web.auth import actor, visitor_of
 from gofer.web.queries.jobs import wake
-from gofer.web.queries.questions import answering_trust, list_questions
+from gofer.web.queries.questions import answering_trust, check_question, list_questions
 
 
 class QuestionFilter(RequestModel):
@@ -38,8 +38,7 @@ async def index(request: Request) -> Response:
             vault=platform.vault,
             job_id=query.job,
             closed=query.all,
-            agent=visitor_of(request).agent,
-            owner=visitor_of(request).may("owner"),
+            visitor=visitor_of(request),
             limit=200,
         )
     )
@@ -51,6 +50,9 @@ async def answer_one(request: Request) -> Response:
     platform = platform_of(request)
     given = await parse_body(request, AnswerBody)
     question_id = request.path_params["id"]
+    await platform.database.read(
+        partial(check_question, question_id=question_id, visitor=visitor_of(request))
+    )
     job_id = await platform.database.write(
         partial(
             answer,

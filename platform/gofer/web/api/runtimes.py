@@ -25,7 +25,7 @@ from gofer.web.api.http import (
     platform_of,
 )
 from gofer.web.api.idempotency import HEADER
-from gofer.web.auth import Visitor, note, record_reading, visitor_of
+from gofer.web.auth import Visitor, note, record_order, visitor_of
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.auth.members import find_member, first_owner
 from gofer.web.queries import runtimes
@@ -240,7 +240,7 @@ async def orders(request: Request) -> Response:
     finally:
         platform.signals.unsubscribe(JOBS, woken)
     for each in found:
-        await record_reading(request, each["conversation"])
+        await record_order(request, each["conversation"])
     return json_response(request, {"orders": found})
 
 

@@ -23,7 +23,6 @@ from gofer.jobs.control import find_job
 from gofer.jobs.cron import Missed
 from gofer.jobs.kinds import SAY
 from gofer.jobs.notifications import JOBS
-from gofer.vault.envelope import Vault
 from gofer.web.api.http import (
     EmptyBody,
     RequestModel,
@@ -90,22 +89,20 @@ class ScheduleChange(RequestModel):
 async def index(request: Request) -> Response:
     """List schedules."""
     platform = platform_of(request)
-    found = await platform.database.read(partial(list_schedules, vault=platform.vault))
+    found = await platform.database.read(
+        partial(list_schedules, vault=platform.vault, visitor=visitor_of(request))
+    )
     return json_response(request, {"schedules": found})
 
 
 async def show(request: Request) -> Response:
     """Show a schedule, with its next five times."""
     platform = platform_of(request)
-    shown = await platform.database.read(
-        partial(_show, vault=platform.vault, named=request.path_params["id"])
+    named, visitor = request.path_params["id"], visitor_of(request)
+    shown, row = await platform.database.read(
+        partial(schedules.read_schedule, vault=platform.vault, named=named, visitor=visitor)
     )
-    return _shown(request, *shown)
-
-
-def _show(connection: Connection, vault: Vault, named: str) -> tuple[dict[str, Any], str]:
-    row = find_schedule(connection, named)
-    return show_schedule(connection, vault, row), _version(row)
+    return _shown(request, shown, _version(row))
 
 
 def _shown(request: Request, row: dict[str, Any], version: str) -> Response:

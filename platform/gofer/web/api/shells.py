@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from gofer.runs.shell_inspection import seen
 from gofer.web.api.http import MAX_ROWS, RequestModel, json_response, parse_query, platform_of
+from gofer.web.auth import visitor_of
 from gofer.web.queries.shells import end_shell, find_shell, list_shells
 
 
@@ -46,7 +47,8 @@ async def show(request: Request) -> Response:
     Only the machine that it is on knows more than its limits.
     """
     query = parse_query(request, Inside)
-    row, record = await platform_of(request).database.read(partial(find_shell, **_named(request)))
+    visitor, named = visitor_of(request), _named(request)
+    row, record = await platform_of(request).database.read(partial(find_shell, **named, visitor=visitor))
     del row["title"]
     return json_response(request, {"shell": row, **await seen(record, query.path)})
 

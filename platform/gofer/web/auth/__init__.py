@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gofer.web.auth.audit import audited, audited_as, note, record_reading
+from gofer.web.auth.audit import audited, audited_as, note, record_order, record_reading
 from gofer.web.auth.guard import (
     CSRF_FIELD,
     CSRF_HEADER,
@@ -16,6 +16,7 @@ from gofer.web.auth.guard import (
 from gofer.web.auth.headers import POLICY, SecurityHeaders
 from gofer.web.auth.login import routes
 from gofer.web.auth.principal import NotSignedIn, Role, Scope, Visitor, actor, caller_of, visitor_of
+from gofer.web.auth.privacy import is_readable, no_conversation, readable, require_readable
 
 __all__ = [
     "CSRF_FIELD",
@@ -34,9 +35,14 @@ __all__ = [
     "caller_of",
     "check_still",
     "csrf_of",
+    "is_readable",
+    "no_conversation",
     "note",
+    "readable",
+    "record_order",
     "record_reading",
     "require",
+    "require_readable",
     "routes",
     "visitor_of",
     "watch_over",

@@ -19,6 +19,7 @@ from gofer.store import audit
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import bindings
 from gofer.web.auth.principal import Visitor, caller_of, visitor_of
+from gofer.web.auth.privacy import require_readable
 from gofer.web.problems import status_of
 
 log = structlog.get_logger()
@@ -85,10 +86,22 @@ async def audited_as(
 
 
 async def record_reading(request: Request, conversation_id: str | None, otherwise: str = "") -> None:
-    """Record that somebody reads what others wrote, once an hour for each reader and conversation.
+    """Record that somebody reads what others wrote, once an hour for each reader and conversation. Raises NotFound when
+    they may not read it.
 
     `otherwise` names what belongs to no conversation. Reading one's own web chat is not recorded.
     """
+    platform: Platform = request.app.state.platform
+    if conversation_id:
+        visitor = visitor_of(request)
+        await platform.database.read(
+            partial(require_readable, conversation_id=conversation_id, visitor=visitor)
+        )
+    await record_order(request, conversation_id, otherwise)
+
+
+async def record_order(request: Request, conversation_id: str | None, otherwise: str = "") -> None:
+    """The same for words that are theirs to read for another reason: an order of a host, a memory for everybody."""
     platform: Platform = request.app.state.platform
     lately: dict[tuple[str, str, str], float] = request.app.state.readings
     visitor, subject = visitor_of(request), conversation_id or otherwise

@@ -37,10 +37,17 @@ async def index(request: Request) -> Response:
     platform, wanted = platform_of(request), request.query_params.get("connection", "")
     before = query_number(request, "before")
     names = await platform.database.read(connection_names)
+    visitor = visitor_of(request)
     listed = await platform.database.read(
-        partial(conversations.list_by_activity, connection_id=wanted, before=before, limit=PER_PAGE)
+        partial(
+            conversations.list_by_activity,
+            visitor=visitor,
+            connection_id=wanted,
+            before=before,
+            limit=PER_PAGE,
+        )
     )
-    listed = await with_titles(platform, listed, by="id")
+    listed = await with_titles(platform, listed, visitor, by="id")
     more = listed[-1]["last_job"] if len(listed) == PER_PAGE else None
     return render(
         request, "conversations.html", conversations=listed, connections=names, wanted=wanted, more=more
@@ -57,7 +64,9 @@ async def show(request: Request) -> Response:
         )
     )
     await record_reading(request, conversation_id)
-    (found["conversation"],) = await with_titles(platform, [found["conversation"]], by="id")
+    (found["conversation"],) = await with_titles(
+        platform, [found["conversation"]], visitor_of(request), by="id"
+    )
     return await render_words(request, "conversation.html", **found)
 
 

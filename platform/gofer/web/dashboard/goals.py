@@ -21,7 +21,9 @@ SAID = {"pause": "Paused.", "resume": "Going on.", "cancel": "Cancelled. What ra
 async def index(request: Request) -> Response:
     """Every goal, by state."""
     platform = platform_of(request)
-    found = await platform.database.read(partial(goals.board, vault=platform.vault))
+    found = await platform.database.read(
+        partial(goals.board, vault=platform.vault, visitor=visitor_of(request))
+    )
     await record_reading(request, None, "goals")
     return render(request, "goals.html", board=platform.redactor.redact_value(found))
 
@@ -30,11 +32,13 @@ async def index(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """One goal."""
     platform, goal_id = platform_of(request), request.path_params["id"]
-    found = await platform.database.read(partial(goals.show_goal, vault=platform.vault, goal_id=goal_id))
+    visitor = visitor_of(request)
+    found = await platform.database.read(
+        partial(goals.show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor)
+    )
     await record_reading(request, found["conversation_id"], goal_id)
-    owner = visitor_of(request).may("owner")
     asked = await platform.database.read(
-        partial(list_questions, vault=platform.vault, owner=owner, limit=100)
+        partial(list_questions, vault=platform.vault, visitor=visitor, limit=100)
     )
     mine = [question for question in asked if question["job_id"] == found["job_id"]]
     shown = platform.redactor.redact_value(found)
@@ -57,6 +61,9 @@ async def change(request: Request) -> Response:
     platform, form, goal_id = platform_of(request), await form_of(request), request.path_params["id"]
     verb = request.path_params["verb"]
     if verb == "tell":
+        await platform.database.read(
+            partial(goals.show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor_of(request))
+        )
         told = await goals.tell_goal(
             platform,
             goal_id,
@@ -68,5 +75,5 @@ async def change(request: Request) -> Response:
         return redirect(f"/goals/{goal_id}", "Answered." if told == "answered" else "Noted for the planner.")
     if verb not in goals.VERBS:
         raise Malformed("A goal can be paused, resumed, cancelled, or told something.")
-    await goals.steer_goal(platform, verb, goal_id, by=actor(request))
+    await goals.steer_goal(platform, verb, goal_id, by=actor(request), visitor=visitor_of(request))
     return redirect(f"/goals/{goal_id}", SAID[verb])

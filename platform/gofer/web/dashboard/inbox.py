@@ -15,7 +15,7 @@ from gofer.intake.routing import event_matches
 from gofer.jobs.kinds import ANSWER
 from gofer.store.tables import jobs, routes
 from gofer.vault.envelope import Vault
-from gofer.web.auth import record_reading
+from gofer.web.auth import record_reading, visitor_of
 from gofer.web.dashboard.endpoints import PER_PAGE, form_of, page, query_number, text_of
 from gofer.web.dashboard.render import platform_of, redirect, refused_of, render
 from gofer.web.queries import agent_names, connection_names, rows
@@ -36,7 +36,7 @@ async def index(request: Request) -> Response:
     listed = await platform.database.read(
         partial(list_deliveries, connection_id=wanted, before=before, limit=PER_PAGE, titles=True)
     )
-    listed = await with_titles(platform, listed)
+    listed = await with_titles(platform, listed, visitor_of(request))
     more = listed[-1]["id"] if len(listed) == PER_PAGE else None
     refusals = [
         {"at": each.at, "connection": each.connection, "status": each.status, "reason": each.reason,
@@ -127,6 +127,7 @@ async def simulation(request: Request) -> Response:
         delivery, content = await platform.database.read(
             partial(read_delivery, vault=platform.vault, delivery_id=chosen)
         )
+        await record_reading(request, delivery["conversation_id"], f"delivery {delivery['id']}")
         wanted = delivery["connection_id"]
         if content is not None:
             headers = "\n".join(f"{name}: {value}" for name, value in content[0])

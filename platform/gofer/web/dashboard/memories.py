@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from gofer.errors import Malformed
-from gofer.web.auth import record_reading, visitor_of
+from gofer.web.auth import record_order, record_reading, visitor_of
 from gofer.web.dashboard.endpoints import form_of, page, text_of
 from gofer.web.dashboard.render import platform_of, redirect, render
 from gofer.web.queries import agent_names, memories
@@ -52,7 +52,7 @@ async def show(request: Request) -> Response:
     """One memory with its versions."""
     platform = platform_of(request)
     found = await _verb(request, memories.show, read=True)
-    await record_reading(request, found["conversation_id"], found["id"])
+    await record_order(request, found["conversation_id"], found["id"])
     return render(request, "memory.html", memory=platform.redactor.redact_value(found))
 
 

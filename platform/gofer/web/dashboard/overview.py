@@ -19,7 +19,7 @@ from gofer.runs.spend import today
 from gofer.store.db_time import now
 from gofer.store.tables import ENDED_BADLY, JobState, conversations, events, in_state, jobs, spends
 from gofer.vault.envelope import Vault
-from gofer.web.auth import visitor_of
+from gofer.web.auth import Visitor, visitor_of
 from gofer.web.dashboard.checks import Checks
 from gofer.web.dashboard.endpoints import page
 from gofer.web.dashboard.render import platform_of, render
@@ -42,12 +42,12 @@ async def show(request: Request) -> Response:
     """The page."""
     platform = platform_of(request)
     checks: Checks = request.app.state.checks
-    owner = visitor_of(request).may("owner")
+    visitor = visitor_of(request)
     found = await platform.database.read(
-        partial(read, vault=platform.vault, timezone=platform.settings.timezone, owner=owner)
+        partial(read, vault=platform.vault, timezone=platform.settings.timezone, visitor=visitor)
     )
     for name in ("running", "dead", "early", "unheard"):
-        found[name] = await with_titles(platform, found[name])
+        found[name] = await with_titles(platform, found[name], visitor)
     found["goals"] = platform.redactor.redact_value(found["goals"])
     found["failure"] = await asyncio.to_thread(last_failure, open_home(platform.settings))
     connections = await checks.connections()
@@ -55,7 +55,7 @@ async def show(request: Request) -> Response:
     return render(request, "overview.html", **found, connections=connections, turned_away=turned_away)
 
 
-def read(connection: Connection, vault: Vault, timezone: str, owner: bool) -> dict[str, Any]:
+def read(connection: Connection, vault: Vault, timezone: str, visitor: Visitor) -> dict[str, Any]:
     """Everything on the page that the store knows."""
     states = depth(connection)
     return {
@@ -64,9 +64,9 @@ def read(connection: Connection, vault: Vault, timezone: str, owner: bool) -> di
         "running": _jobs(connection, JobState.RUNNING),
         "dead": _jobs(connection, JobState.DEAD) if states.get("dead") else [],
         "early": _ended_early(connection),
-        "questions": list_questions(connection, vault, owner=owner, limit=MAX_LISTED),
+        "questions": list_questions(connection, vault, visitor=visitor, limit=MAX_LISTED),
         "unheard": _unheard(connection),
-        "goals": under_way(connection, vault, MAX_LISTED),
+        "goals": under_way(connection, vault, visitor, MAX_LISTED),
         "spent": total_cost(connection, spends.c.day == today(connection, timezone)),
         "agents": agent_names(connection),
         "refused_rows": refused_lately(connection),

@@ -9,11 +9,11 @@ from starlette.responses import Response
 
 from gofer.errors import Malformed
 from gofer.jobs.control import answer
-from gofer.web.auth import actor
+from gofer.web.auth import actor, visitor_of
 from gofer.web.dashboard.endpoints import form_of, page, text_of
 from gofer.web.dashboard.render import platform_of, redirect
 from gofer.web.queries.jobs import wake
-from gofer.web.queries.questions import answering_trust
+from gofer.web.queries.questions import answering_trust, check_question
 
 
 @page("operator")
@@ -23,11 +23,15 @@ async def answer_one(request: Request) -> Response:
     text = text_of(form, "text").strip()
     if not text:
         raise Malformed("Write an answer first.")
+    question_id = request.path_params["id"]
+    await platform.database.read(
+        partial(check_question, question_id=question_id, visitor=visitor_of(request))
+    )
     job_id = await platform.database.write(
         partial(
             answer,
             vault=platform.vault,
-            question_id=request.path_params["id"],
+            question_id=question_id,
             text=text,
             by=actor(request),
             trust=answering_trust(request),

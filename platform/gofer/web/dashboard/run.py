@@ -18,7 +18,7 @@ from gofer.store.encryption import conversation_key
 from gofer.store.messages import open_message
 from gofer.store.tables import FINAL, conversations, deliveries, events, messages
 from gofer.vault.envelope import Vault
-from gofer.web.auth import record_reading, visitor_of
+from gofer.web.auth import Visitor, record_reading, visitor_of
 from gofer.web.dashboard.endpoints import page, query_number
 from gofer.web.dashboard.render import platform_of, render, render_words
 from gofer.web.dashboard.trace import cards, spans
@@ -39,12 +39,12 @@ MAX_RAW = 100
 async def show(request: Request) -> Response:
     """The page."""
     platform, job_id = platform_of(request), request.path_params["id"]
-    before, owner = query_number(request, "before"), visitor_of(request).may("owner")
+    before, visitor = query_number(request, "before"), visitor_of(request)
     found = await platform.database.read(
-        partial(read, platform=platform, job_id=job_id, before=before, owner=owner)
+        partial(read, platform=platform, job_id=job_id, before=before, visitor=visitor)
     )
     await record_reading(request, found["job"]["conversation_id"], f"job {job_id}")
-    (found["job"],) = await with_titles(platform, [found["job"]])
+    (found["job"],) = await with_titles(platform, [found["job"]], visitor)
     base = platform.settings.public_url.rstrip("/") or platform.url or str(request.base_url).rstrip("/")
     until = clock_time(found["job"]["run_at"], platform.settings.timezone, time.time())
     delay = {"until": until, "why": why(found["job"]["reason"])}
@@ -53,7 +53,7 @@ async def show(request: Request) -> Response:
 
 
 def read(
-    connection: Connection, platform: Platform, job_id: int, before: int | None, owner: bool
+    connection: Connection, platform: Platform, job_id: int, before: int | None, visitor: Visitor
 ) -> dict[str, Any]:
     """Everything on the page."""
     job = dict(find_job(connection, job_id)._mapping)
@@ -68,7 +68,7 @@ def read(
         "attempts": attempts_of(connection, job_id),
         "replies": replies_of(connection, job_id),
         "hops": hops_of_job(connection, job_id),
-        "questions": list_questions(connection, platform.vault, job_id=job_id, owner=owner),
+        "questions": list_questions(connection, platform.vault, job_id=job_id, visitor=visitor),
         "cost": cost_of_job(connection, job_id),
         "spans": spans(facts, time.time()),
         "cards": cards(log),

@@ -17,7 +17,7 @@ from gofer.jobs.kinds import ANSWER
 from gofer.store.tables import JobState, attempts, jobs
 from gofer.validation import first_error
 from gofer.web.api.http import Number
-from gofer.web.auth import actor
+from gofer.web.auth import actor, visitor_of
 from gofer.web.dashboard.endpoints import PER_PAGE, form_of, page, query_number, text_of
 from gofer.web.dashboard.render import platform_of, redirect, render
 from gofer.web.queries import agent_names, connection_names
@@ -73,7 +73,7 @@ async def index(request: Request) -> Response:
     """The list."""
     platform, wanted = platform_of(request), read_filter(request)
     found = await platform.database.read(partial(read, wanted=wanted))
-    runs = found["runs"] = await with_titles(platform, found["runs"])
+    runs = found["runs"] = await with_titles(platform, found["runs"], visitor_of(request))
     more = wanted.address(before=runs[-1]["id"]) if len(runs) == PER_PAGE else ""
     return render(
         request,

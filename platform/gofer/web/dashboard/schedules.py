@@ -19,7 +19,7 @@ from gofer.errors import Malformed
 from gofer.intake import scheduled_messages
 from gofer.store.tables import conversations
 from gofer.vault.envelope import Vault
-from gofer.web.auth import visitor_of
+from gofer.web.auth import Visitor, readable, visitor_of
 from gofer.web.dashboard.endpoints import form_of, page, text_of
 from gofer.web.dashboard.render import platform_of, redirect, render
 from gofer.web.queries import agent_names, rows, schedules
@@ -34,21 +34,23 @@ RECENT_CONVERSATIONS = 50
 async def index(request: Request) -> Response:
     """The list, and a form for another."""
     platform = platform_of(request)
-    found = await platform.database.read(partial(read_list, vault=platform.vault))
-    found["conversations"] = await with_titles(platform, found["conversations"], by="id")
+    visitor = visitor_of(request)
+    found = await platform.database.read(partial(read_list, vault=platform.vault, visitor=visitor))
+    found["conversations"] = await with_titles(platform, found["conversations"], visitor, by="id")
     return render(request, "schedules.html", **found, timezone=platform.settings.timezone, kinds=SCHEDULABLE)
 
 
-def read_list(connection: Connection, vault: Vault) -> dict[str, Any]:
+def read_list(connection: Connection, vault: Vault, visitor: Visitor) -> dict[str, Any]:
     """Every schedule in words, and whom another could speak to, and where."""
     lately = (
         select(conversations.c.id, conversations.c.title, conversations.c.created_at)
         .where(conversations.c.data_key.is_not(None), conversations.c.last_seq > 0)
+        .where(readable(connection, visitor))
         .order_by(conversations.c.created_at.desc())
         .limit(RECENT_CONVERSATIONS)
     )
     return {
-        "schedules": [_with_outlook(row) for row in schedules.list_schedules(connection, vault)],
+        "schedules": [_with_outlook(row) for row in schedules.list_schedules(connection, vault, visitor)],
         "agents": sorted(agent_names(connection).values()),
         "conversations": rows(connection, lately),
     }

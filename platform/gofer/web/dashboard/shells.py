@@ -12,6 +12,7 @@ from starlette.responses import Response
 from gofer.app import Platform
 from gofer.jobs.kinds import ANSWER
 from gofer.runs.shell_inspection import seen
+from gofer.web.auth import Visitor, record_reading, visitor_of
 from gofer.web.dashboard.endpoints import PER_PAGE, page
 from gofer.web.dashboard.render import platform_of, redirect, render
 from gofer.web.dashboard.trace import cards
@@ -29,29 +30,28 @@ async def index(request: Request) -> Response:
     """The list, the last used first."""
     platform = platform_of(request)
     found = await platform.database.read(partial(list_shells, limit=PER_PAGE))
-    found = await with_titles(platform, found)
+    found = await with_titles(platform, found, visitor_of(request))
     return render(request, "shells.html", shells=found, sandbox=platform.settings.sandbox)
 
 
 @page("viewer")
 async def show(request: Request) -> Response:
     """One, with its last commands."""
-    platform = platform_of(request)
+    platform, visitor = platform_of(request), visitor_of(request)
+    conversation_id, agent = request.path_params["conversation"], request.path_params["agent"]
     found = await platform.database.read(
-        partial(
-            _read,
-            platform=platform,
-            conversation_id=request.path_params["conversation"],
-            agent=request.path_params["agent"],
-        )
+        partial(_read, platform=platform, conversation_id=conversation_id, agent=agent, visitor=visitor)
     )
-    (found["shell"],) = await with_titles(platform, [found["shell"]])
+    await record_reading(request, conversation_id)
+    (found["shell"],) = await with_titles(platform, [found["shell"]], visitor)
     return render(request, "shell.html", **found)
 
 
-def _read(connection: Connection, platform: Platform, conversation_id: str, agent: str) -> dict[str, Any]:
+def _read(
+    connection: Connection, platform: Platform, conversation_id: str, agent: str, visitor: Visitor
+) -> dict[str, Any]:
     """Everything on the page."""
-    row, _ = find_shell(connection, conversation_id, agent)
+    row, _ = find_shell(connection, conversation_id, agent, visitor)
     last = list_jobs(
         connection, kind=ANSWER, conversation_id=conversation_id, agent_id=row["agent_id"], limit=LAST_RUNS
     )
@@ -69,7 +69,7 @@ async def inside(request: Request) -> Response:
     """What a shell uses now and what a directory holds; loaded apart, because a large disk takes time."""
     conversation_id, agent = request.path_params["conversation"], request.path_params["agent"]
     row, record = await platform_of(request).database.read(
-        partial(find_shell, conversation_id=conversation_id, agent=agent)
+        partial(find_shell, conversation_id=conversation_id, agent=agent, visitor=visitor_of(request))
     )
     inside = await seen(record, request.query_params.get("path", ""))
     template = "shell_inside.html" if "hx-request" in request.headers else "shell_inside_alone.html"

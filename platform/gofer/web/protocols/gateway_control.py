@@ -124,8 +124,8 @@ async def cron_list(call: GatewayCall) -> Frame:
 async def _schedules(client: GatewayClient) -> list[Frame]:
     if client.visitor.agent:
         return []
-    narrowed(client.visitor, "schedules")  # raises Forbidden
-    read = partial(schedules.list_schedules, vault=client.platform.vault)
+    visitor = narrowed(client.visitor, "schedules")  # raises Forbidden
+    read = partial(schedules.list_schedules, vault=client.platform.vault, visitor=visitor)
     return [row for row in await client.platform.database.read(read) if row["kind"] == SAY]
 
 
@@ -268,7 +268,7 @@ async def _questions(client: GatewayClient, *, closed: bool = False) -> list[Fra
             list_questions,
             vault=client.platform.vault,
             closed=closed,
-            owner=visitor.may("owner"),
+            visitor=visitor,
             limit=MAX_LISTED,
         )
     )

@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import Connection, func, select, tuple_
 
 from gofer.app import Platform
-from gofer.errors import NotFound
 from gofer.integration import Incoming
 from gofer.jobs.notifications import JOBS
 from gofer.memory import records
@@ -19,7 +18,6 @@ from gofer.store.encryption import conversation_key, unseal
 from gofer.store.messages import open_message
 from gofer.store.tables import (
     ReplyState,
-    agents,
     bindings,
     conversations,
     jobs,
@@ -28,6 +26,7 @@ from gofer.store.tables import (
     replies,
 )
 from gofer.vault.envelope import Vault
+from gofer.web.auth import Visitor, no_conversation, readable
 from gofer.web.queries import rows, without
 from gofer.web.titles import BEGUN
 
@@ -51,43 +50,41 @@ def _held_at(connection_id: str) -> Any:
     return conversations.c.id.in_(select(bindings.c.conversation_id).where(held))
 
 
-def _heard_by(agent: str) -> Any:
-    """An agent's conversations: those that it takes part in."""
-    heard = select(participants.c.conversation_id).join(agents, agents.c.id == participants.c.agent_id)
-    return conversations.c.id.in_(heard.where(agents.c.name == agent))
-
-
-def is_heard(connection: Connection, conversation_id: str, agent: str) -> bool:
-    """Whether an agent takes part in a conversation."""
-    query = select(conversations.c.id).where(conversations.c.id == conversation_id, _heard_by(agent))
-    return connection.execute(query).scalar() is not None
-
-
 def list_conversations(
-    connection: Connection, *, connection_id: str = "", cursor: str = "", limit: int, agent: str = ""
+    connection: Connection,
+    *,
+    visitor: Visitor | None = None,
+    connection_id: str = "",
+    cursor: str = "",
+    limit: int,
 ) -> list[dict[str, Any]]:
-    """Those in which something was said, the newest first, from after the conversation `cursor` on; with an agent, its
-    own."""
-    query = _CONVERSATIONS.where(BEGUN).limit(limit)
-    if agent:
-        query = query.where(_heard_by(agent))
+    """Those in which something was said that somebody may read, the newest first, from after the conversation `cursor`
+    on."""
+    query = _CONVERSATIONS.where(BEGUN, readable(connection, visitor)).limit(limit)
     if connection_id:
         query = query.where(_held_at(connection_id))
     if cursor:
-        last = find_conversation(connection, cursor, agent)
+        last = find_conversation(connection, cursor, visitor)
         place = tuple_(conversations.c.created_at, conversations.c.id)
         query = query.where(place < tuple_(last["created_at"], last["id"]))
     return rows(connection, query)
 
 
 def list_by_activity(
-    connection: Connection, *, connection_id: str = "", before: int | None = None, limit: int
+    connection: Connection,
+    *,
+    visitor: Visitor | None = None,
+    connection_id: str = "",
+    before: int | None = None,
+    limit: int,
 ) -> list[dict[str, Any]]:
-    """Those with the newest job first, each with it as `last_job`; those without a job come last, on the first page."""
-    last = func.max(jobs.c.id)
+    """Those that somebody may read with the newest job first, each with it as `last_job`; those without a job come
+    last, on the first page."""
+    last, open_to_them = func.max(jobs.c.id), readable(connection, visitor)
     newest = (
         select(jobs.c.conversation_id, last)
-        .where(jobs.c.conversation_id.is_not(None))
+        .join(conversations, conversations.c.id == jobs.c.conversation_id)
+        .where(open_to_them)
         .group_by(jobs.c.conversation_id)
         .order_by(last.desc())
         .limit(limit)
@@ -106,25 +103,22 @@ def list_by_activity(
     listed = [{**found[each], "last_job": job} for each, job in last_jobs.items() if each in found]
     if before is None and len(listed) < limit:
         idle = BEGUN & ~select(jobs.c.id).where(jobs.c.conversation_id == conversations.c.id).exists()
-        query = query.where(idle, *([_held_at(connection_id)] if connection_id else [])).limit(limit)
+        query = query.where(idle, open_to_them, *([_held_at(connection_id)] if connection_id else [])).limit(
+            limit
+        )
         listed += [{**row, "last_job": None} for row in rows(connection, query)]
     return listed[:limit]
 
 
-def find_conversation(connection: Connection, conversation_id: str, agent: str = "") -> dict[str, Any]:
-    """A conversation with where it is held; raises NotFound, also for one that the agent takes no part in."""
+def find_conversation(
+    connection: Connection, conversation_id: str, visitor: Visitor | None = None
+) -> dict[str, Any]:
+    """A conversation with where it is held; raises NotFound, also for one that somebody may not read."""
     query = _CONVERSATIONS.where(conversations.c.id == conversation_id)
-    found = rows(connection, query.where(_heard_by(agent)) if agent else query)
+    found = rows(connection, query.where(readable(connection, visitor)))
     if not found:
         raise no_conversation(conversation_id)
     return found[0]
-
-
-def no_conversation(conversation_id: str) -> NotFound:
-    """There is none, or none that they may know of."""
-    return NotFound(
-        f"There is no conversation {conversation_id[:60]!r}. `gofer conversations list` shows those there are."
-    )
 
 
 def list_rules(connection: Connection, vault: Vault, conversation_id: str) -> list[dict[str, Any]]:

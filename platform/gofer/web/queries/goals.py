@@ -6,7 +6,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, func, select, tuple_
 
 from gofer.app import Platform
 from gofer.errors import Forbidden, GoferError, NotFound
@@ -19,9 +19,9 @@ from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
 from gofer.store.messages import StoredMessage
-from gofer.store.tables import Trust, agents, goals, tasks
+from gofer.store.tables import Trust, agents, conversations, goals, tasks
 from gofer.vault.envelope import Vault
-from gofer.web.auth import Visitor
+from gofer.web.auth import Visitor, readable
 from gofer.web.queries.conversations import find_conversation
 from gofer.web.queries.jobs import wake
 
@@ -52,47 +52,56 @@ def list_goals(
     *,
     state: str = "",
     conversation_id: str = "",
-    agent: str = "",
+    visitor: Visitor | None = None,
     cursor: str = "",
     limit: int,
 ) -> list[dict[str, Any]]:
-    """The newest first, from after the goal `cursor` on; with an agent, its own."""
-    query = _GOALS.limit(limit)
+    """Those that somebody may read, the newest first, from after the goal `cursor` on; for an agent, its own."""
+    query = _GOALS.where(_open_to(connection, visitor)).limit(limit)
     if state:
         query = query.where(goals.c.state == state)
     if conversation_id:
         query = query.where(goals.c.conversation_id == conversation_id)
-    if agent:
-        query = query.where(agents.c.name == agent)
     if cursor:
         last = records.find_goal(connection, cursor)
         query = query.where(tuple_(goals.c.created_at, goals.c.id) < tuple_(last.created_at, last.id))
     return [_described(connection, vault, row) for row in connection.execute(query).all()]
 
 
-def board(connection: Connection, vault: Vault) -> dict[str, tuple[int, list[dict[str, Any]]]]:
-    """By state: how many goals there are, and the newest of them."""
-    counted = select(goals.c.state, func.count()).group_by(goals.c.state)
+def _open_to(connection: Connection, visitor: Visitor | None) -> ColumnElement[bool]:
+    if visitor is not None and visitor.agent:
+        return agents.c.name == visitor.agent
+    return goals.c.conversation_id.in_(select(conversations.c.id).where(readable(connection, visitor)))
+
+
+def board(
+    connection: Connection, vault: Vault, visitor: Visitor
+) -> dict[str, tuple[int, list[dict[str, Any]]]]:
+    """By state: how many goals there are that somebody may read, and the newest of them."""
+    counted = select(goals.c.state, func.count()).where(_open_to(connection, visitor)).group_by(goals.c.state)
     counts = {str(state): int(count) for state, count in connection.execute(counted)}
     return {
-        state: (counts[state], list_goals(connection, vault, state=state, limit=MAX_EACH))
+        state: (counts[state], list_goals(connection, vault, state=state, visitor=visitor, limit=MAX_EACH))
         for state in records.STATES
         if state in counts
     }
 
 
-def under_way(connection: Connection, vault: Vault, limit: int) -> list[dict[str, Any]]:
-    """The newest goals that are not over."""
-    query = _GOALS.where(goals.c.finished_at.is_(None)).limit(limit)
+def under_way(connection: Connection, vault: Vault, visitor: Visitor, limit: int) -> list[dict[str, Any]]:
+    """The newest goals that are not over and that somebody may read."""
+    query = _GOALS.where(goals.c.finished_at.is_(None), _open_to(connection, visitor)).limit(limit)
     return [_described(connection, vault, row) for row in connection.execute(query).all()]
 
 
-def show_goal(connection: Connection, vault: Vault, goal_id: str, agent: str = "") -> dict[str, Any]:
-    """One goal with its tasks, runs and what was said about it; raises NotFound, also for another agent's."""
-    row = connection.execute(_GOALS.where(goals.c.id == goal_id)).one_or_none()
-    if row is None or (agent and row.agent != agent):
+def show_goal(
+    connection: Connection, vault: Vault, goal_id: str, visitor: Visitor | None = None
+) -> dict[str, Any]:
+    """One goal with its tasks, runs and what was said about it; raises NotFound, also where they may not read it."""
+    query = _GOALS.where(goals.c.id == goal_id, _open_to(connection, visitor))
+    row = connection.execute(query).one_or_none()
+    if row is None:
         raise NotFound(f"There is no goal {goal_id[:40]!r}. `gofer goals list` shows those there are.")
-    find_conversation(connection, row.conversation_id, agent)
+    find_conversation(connection, row.conversation_id, visitor)
     found = _described(connection, vault, row)
     if row.sealed is None:
         return {**found, "tasks": [], "words": [], "reply": ""}
@@ -189,9 +198,11 @@ def add_goal(
     return goal_id
 
 
-async def steer_goal(platform: Platform, verb: str, goal_id: str, *, by: str, agent: str = "") -> str:
+async def steer_goal(
+    platform: Platform, verb: str, goal_id: str, *, by: str, visitor: Visitor | None = None
+) -> str:
     """Pause, resume or cancel a goal; returns its state then."""
-    await platform.database.read(partial(show_goal, vault=platform.vault, goal_id=goal_id, agent=agent))
+    await platform.database.read(partial(show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor))
     state = await platform.database.write(partial(VERBS[verb], goal_id=goal_id, by=by))
     wake(platform)
     return state

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, exists, select
 
 from gofer.app import Platform
 from gofer.errors import Conflict, Forbidden, GoferError, NotFound
-from gofer.identity import WEB_CHAT, known_principal, private_person
+from gofer.identity import WEB_CHAT, known_principal
 from gofer.memory import notes, records
 from gofer.memory.audience import OWNERS_WORD
 from gofer.memory.recall import indexed_scopes, reindex
@@ -21,8 +21,8 @@ from gofer.memory.transfer import ImportedNote, UnfitFile, exported, keep_import
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import agents, conversations, memories, principals
 from gofer.vault.envelope import Vault
-from gofer.web.auth import Visitor
-from gofer.web.queries.conversations import is_heard, list_conversations
+from gofer.web.auth import Visitor, is_readable
+from gofer.web.queries.conversations import list_conversations
 
 MAX_SCOPES = 300
 KINDS = ("note", "rule", "plan", "summary", "result")
@@ -34,22 +34,23 @@ def visible_scopes(connection: Connection, visitor: Visitor) -> list[str]:
     what agents may tell everybody, their own, and conversations that are not somebody else's in private. A token that
     is bound to an agent sees those of the agent's conversations."""
     if visitor.agent:
-        heard = list_conversations(connection, limit=MAX_SCOPES, agent=visitor.agent)
+        heard = list_conversations(connection, limit=MAX_SCOPES, visitor=visitor)
         return [conversation_scope(each["id"]) for each in heard]
     noted = connection.execute(select(memories.c.scope_id).distinct().limit(MAX_SCOPES))
     found = dict.fromkeys([*(str(row.scope_id) for row in noted), *indexed_scopes(connection)[:MAX_SCOPES]])
     if visitor.may("owner"):
         return list(found)
     own = _own_principal(connection, visitor)
-    return [scope for scope in found if _is_open_to(connection, scope, own)]
+    return [scope for scope in found if _is_open_to(connection, scope, visitor, own)]
 
 
 def may_see(connection: Connection, visitor: Visitor, scope_id: str) -> bool:
     """Whether somebody may see the memories of a scope, by whichever door they come."""
     kind, whose = split_scope(scope_id)
     if visitor.agent:
-        return kind == CONVERSATION and is_heard(connection, whose, visitor.agent)
-    return visitor.may("owner") or _is_open_to(connection, scope_id, _own_principal(connection, visitor))
+        return kind == CONVERSATION and is_readable(connection, whose, visitor)
+    own = _own_principal(connection, visitor)
+    return visitor.may("owner") or _is_open_to(connection, scope_id, visitor, own)
 
 
 def _own_principal(connection: Connection, visitor: Visitor) -> str:
@@ -57,16 +58,13 @@ def _own_principal(connection: Connection, visitor: Visitor) -> str:
     return str(who.id) if who is not None else ""
 
 
-def _is_open_to(connection: Connection, scope_id: str, own: str) -> bool:
+def _is_open_to(connection: Connection, scope_id: str, visitor: Visitor, own: str) -> bool:
     kind, whose = split_scope(scope_id)
     if kind == AGENT:
         return True
     if kind == PERSON:
         return bool(own) and whose == own
-    private = select(conversations.c.private).where(conversations.c.id == whose)
-    if connection.execute(private).scalar() is not True:
-        return True
-    return bool(own) and private_person(connection, whose) == own
+    return is_readable(connection, whose, visitor)
 
 
 def allowed(connection: Connection, visitor: Visitor, scope_id: str) -> list[str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, select
 from starlette.requests import Request
 
 from gofer.errors import NotFound
 from gofer.jobs.outcome import OWNERS
 from gofer.store.encryption import conversation_key, unseal
-from gofer.store.tables import goals, jobs, questions
+from gofer.store.tables import conversations, goals, jobs, questions
 from gofer.vault.envelope import Vault
-from gofer.web.auth import visitor_of
+from gofer.web.auth import Visitor, readable, visitor_of
 from gofer.web.queries.jobs import of_agent
 
 
@@ -22,21 +22,35 @@ def list_questions(
     *,
     job_id: int | None = None,
     closed: bool = False,
-    agent: str = "",
-    owner: bool = False,
+    visitor: Visitor,
     limit: int = 50,
 ) -> list[dict[str, Any]]:
-    """The oldest first; with `closed` also those that are answered, with an agent those that it asked. What is asked of
-    owners is shown to them alone."""
+    """Those of conversations that somebody may read, the oldest first; with `closed` also those that are answered, for
+    an agent those that it asked. What is asked of owners is shown to them alone."""
     of_goal = select(goals.c.id).where(goals.c.job_id == questions.c.job_id).limit(1).scalar_subquery()
     query = select(questions, of_goal.label("goal_id")).order_by(questions.c.asked_at).limit(limit)
     if not closed:
         query = query.where(questions.c.answered_at.is_(None))
     if job_id is not None:
         query = query.where(questions.c.job_id == job_id)
-    if agent:
-        query = query.where(questions.c.job_id.in_(select(jobs.c.id).where(of_agent(agent))))
+    if visitor.agent:
+        query = query.where(questions.c.job_id.in_(select(jobs.c.id).where(of_agent(visitor.agent))))
+    else:
+        query = query.where(_may_read(connection, visitor))
+    owner = visitor.may("owner")
     return [_describe(connection, vault, row, owner) for row in connection.execute(query).all()]
+
+
+def _may_read(connection: Connection, visitor: Visitor) -> ColumnElement[bool]:
+    open_to_them = select(conversations.c.id).where(readable(connection, visitor))
+    return questions.c.conversation_id.is_(None) | questions.c.conversation_id.in_(open_to_them)
+
+
+def check_question(connection: Connection, question_id: str, visitor: Visitor) -> None:
+    """Raises NotFound for a question of a conversation that somebody may not read."""
+    hidden = select(questions.c.id).where(questions.c.id == question_id, ~_may_read(connection, visitor))
+    if connection.execute(hidden).first() is not None:
+        raise NotFound(f"There is no question {question_id[:60]}. `gofer questions list` shows those open.")
 
 
 def answering_trust(request: Request) -> str:

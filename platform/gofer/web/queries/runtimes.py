@@ -23,6 +23,7 @@ from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_AGENT, FIRST_WORKSPACE
 from gofer.store.tables import agents, hops, jobs, participants, runtimes
 from gofer.vault.envelope import Vault
+from gofer.web.auth import Visitor
 from gofer.web.queries.conversations import find_conversation
 
 LIVE_ACTION = {"tmux": "deliver", "acp": "prompt"}
@@ -278,9 +279,11 @@ def find_answer(connection: Connection, vault: Vault, job_id: int, member_id: st
     return {"question": job_id, "state": state, "answer": given.text}
 
 
-def list_participants(connection: Connection, conversation_id: str, viewer: str = "") -> list[dict[str, Any]]:
-    """The agents of a conversation and how far each has read; for an agent, of a conversation of its own."""
-    find_conversation(connection, conversation_id, viewer)
+def list_participants(
+    connection: Connection, conversation_id: str, visitor: Visitor | None = None
+) -> list[dict[str, Any]]:
+    """The agents of a conversation that somebody may read, and how far each has read."""
+    find_conversation(connection, conversation_id, visitor)
     query = (
         select(participants, agents.c.name.label("agent"))
         .join(agents, agents.c.id == participants.c.agent_id)

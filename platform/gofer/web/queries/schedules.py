@@ -23,6 +23,7 @@ from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
 from gofer.store.tables import schedules
 from gofer.vault.envelope import Vault
+from gofer.web.auth import Visitor, is_readable
 from gofer.web.queries import rows
 
 MAX_TEXT = 100_000
@@ -30,10 +31,27 @@ MAX_TEXT = 100_000
 _ANY_TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - what a line means is the same at any time
 
 
-def list_schedules(connection: Connection, vault: Vault) -> list[dict[str, Any]]:
-    """By name, with the words of those that say something."""
+def list_schedules(connection: Connection, vault: Vault, visitor: Visitor) -> list[dict[str, Any]]:
+    """By name, with the words of those that say something where somebody may read."""
     query = select(schedules).order_by(schedules.c.name)
-    return [show_schedule(connection, vault, row) for row in rows(connection, query)]
+    found = [show_schedule(connection, vault, row) for row in rows(connection, query)]
+    return [row for row in found if _open_to(connection, row, visitor)]
+
+
+def _open_to(connection: Connection, shown: dict[str, Any], visitor: Visitor) -> bool:
+    where = shown["conversation_id"]
+    return not where or is_readable(connection, where, visitor)
+
+
+def read_schedule(
+    connection: Connection, vault: Vault, named: str, visitor: Visitor
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A schedule for people, and its row; raises NotFound, also where they may not read."""
+    row = find_schedule(connection, named)
+    shown = show_schedule(connection, vault, row)
+    if not _open_to(connection, shown, visitor):
+        raise _no_schedule(named)
+    return shown, row
 
 
 def find_schedule(connection: Connection, named: str, *, to_change: bool = False) -> dict[str, Any]:
@@ -41,8 +59,12 @@ def find_schedule(connection: Connection, named: str, *, to_change: bool = False
     query = select(schedules).where(or_(schedules.c.id == named, schedules.c.name == named)).limit(1)
     found = rows(connection, query.with_for_update() if to_change else query)
     if not found:
-        raise NotFound(f"There is no schedule {named[:60]!r}. `gofer schedules list` shows those there are.")
+        raise _no_schedule(named)
     return found[0]
+
+
+def _no_schedule(named: str) -> NotFound:
+    return NotFound(f"There is no schedule {named[:60]!r}. `gofer schedules list` shows those there are.")
 
 
 def outlook(row: Mapping[str, Any]) -> tuple[list[float], str]:

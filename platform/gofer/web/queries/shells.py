@@ -9,6 +9,7 @@ from sqlalchemy import Connection, func, select
 from gofer.errors import NotFound
 from gofer.runs.shell_inspection import close_shell, describe_record
 from gofer.store.tables import agents, conversations, shells
+from gofer.web.auth import Visitor, require_readable
 from gofer.web.queries import rows
 
 _SHELLS = (
@@ -27,9 +28,11 @@ def list_shells(connection: Connection, *, conversation: str = "", limit: int) -
 
 
 def find_shell(
-    connection: Connection, conversation_id: str, agent: str
+    connection: Connection, conversation_id: str, agent: str, visitor: Visitor
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A shell with what its record says, and the record; the agent by id or name. Raises NotFound."""
+    """A shell with what its record says, and the record; the agent by id or name. Raises NotFound, also where they may
+    not read what is said: its files and commands say as much."""
+    require_readable(connection, conversation_id, visitor)
     agent_id = _agent_id(connection, agent)
     query = _SHELLS.where(shells.c.conversation_id == conversation_id, shells.c.agent_id == agent_id)
     for row in rows(connection, query):
