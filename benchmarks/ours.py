@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, delete, insert
 
@@ -33,10 +34,12 @@ KIND = "nothing"
 
 
 @contextlib.asynccontextmanager
-async def platform(database_url: str = "", beside: Path | None = None) -> AsyncIterator[Platform]:
+async def platform(
+    database_url: str = "", beside: Path | None = None, **given: Any
+) -> AsyncIterator[Platform]:
     """An instance without a worker: a fresh one in a directory of its own, or one that shares another's."""
     with tempfile.TemporaryDirectory(prefix="gofer-bench-") as folder:
-        settings = load_settings(data_dir=beside or Path(folder), database_url=database_url)
+        settings = load_settings(data_dir=beside or Path(folder), database_url=database_url, **given)
         async with open_app(settings, roles=frozenset()) as opened:
             yield opened
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import random
@@ -20,17 +21,25 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, select, text, update
 
-from benchmarks import ours, postgres
+from benchmarks import intake, ours, postgres
 from benchmarks.measure import percentile
 from benchmarks.report import Row, table
+from benchmarks.webhook import load as webhook_load
+from benchmarks.webhook import serving, signed_request
+from gofer.app import Platform
 from gofer.memory.index import Document, Keys, add, search
 from gofer.memory.terms import text_terms
 from gofer.store.database import Database
-from gofer.vault.envelope import DataKey, MacKey
+from gofer.store.encryption import conversation_key
+from gofer.store.messages import open_stored, seal_message
+from gofer.store.tables import Trust, messages
+from gofer.vault.envelope import DataKey, MacKey, Vault
+from gofer.web.app import public_app
 
 GROUP = "recall"
 CORPUS = Path(__file__).with_name("recall_corpus.json")
@@ -268,7 +277,112 @@ async def main(quick: bool, path: Path | None = None) -> list[Row]:
                             Row(GROUP, f"query p{hundredths}, {of}", mine, "ms", "FTS5", theirs, at_most=aim)
                         )
                     rows.append(Row(GROUP, f"index, times the text, {of}", speed.size, "×", at_most=3.0))
-    return rows
+    return rows + (await intake_beside_indexing(quick) if path is None else [])
+
+
+@dataclass(slots=True)
+class Arm:
+    """An instance that takes messages in, with memory or without."""
+
+    platform: Platform
+    port: int
+    connection: str
+    key: bytes
+    rates: list[float] = field(default_factory=list)
+    thread: list[float] = field(default_factory=list)
+    """Microseconds of the thread that takes requests, for each request."""
+    whole: list[float] = field(default_factory=list)
+    """The same of the whole process, so with what the index takes."""
+
+
+async def intake_beside_indexing(quick: bool) -> list[Row]:
+    """Webhooks, acknowledged when they are durable: with memory, which indexes what came before, and without, in turns.
+    What disturbs a round only makes it slower, so the best of each counts."""
+    seconds, rounds = (1.5, 4) if quick else (4.0, 6)
+    words = [turn.text for turn in long_talk(5_000)[0]]
+    async with _arm(memory=True) as on, _arm(memory=False) as off:
+        for arm in (on, off):
+            await _take_in(arm, words, "first", seconds)
+        gc.collect()
+        gc.freeze()  # as in `gofer serve`
+        indexed = 0
+        for number in range(rounds):
+            for arm in (on, off) if number % 2 else (off, on):
+                await arm.platform.database.write(partial(_admit_all, vault=arm.platform.vault))
+                before = await arm.platform.database.read(_documents)
+                await _take_in(arm, words, f"r{number}", seconds, measured=True)
+                indexed += await arm.platform.database.read(_documents) - before
+    assert indexed, "nothing was indexed meanwhile"
+    told = f"{_CLIENTS} connections"
+    return [
+        Row(GROUP, f"acknowledged, {told}", max(on.rates), "requests/s", "memory off", max(off.rates), at_least=0.9,
+            note=f"{indexed} messages indexed meanwhile"),
+        Row(GROUP, f"processor, intake, {told}", min(on.thread), "µs", "memory off", min(off.thread), at_most=1.1),
+        Row(GROUP, f"processor, with the index, {told}", min(on.whole), "µs", "memory off", min(off.whole)),
+    ]  # fmt: skip
+
+
+_CLIENTS = 20
+_ROOMS = 5
+"""Of each connection."""
+
+
+@contextlib.asynccontextmanager
+async def _arm(*, memory: bool) -> AsyncIterator[Arm]:
+    async with contextlib.AsyncExitStack() as stack:
+        platform = await stack.enter_async_context(ours.platform(memory_v1=memory))
+        platform.intake.gate.max_waiting = 10**9  # nothing works the jobs off here
+        port = await stack.enter_async_context(serving(public_app(platform)))
+        connection_id = await intake.connect(platform)
+        key = (await platform.accounts.get(connection_id)).account.secret("signing_key").encode()
+        if memory:
+            stack.callback(asyncio.create_task(platform.recall.keep_indexed()).cancel)
+        yield Arm(platform, port, connection_id, key)
+
+
+async def _take_in(
+    arm: Arm, words: Sequence[str], prefix: str, seconds: float, *, measured: bool = False
+) -> None:
+    """Each connection has rooms of its own."""
+    each = int(8000 * seconds) // _CLIENTS + 50
+    requests = [
+        [
+            signed_request(
+                f"/hooks/{arm.connection}",
+                arm.key,
+                f"{prefix}-{client}-{number}",
+                f"{client}-{number % _ROOMS}",
+                words[(client * each + number) % len(words)],
+            )
+            for number in range(each)
+        ]
+        for client in range(_CLIENTS)
+    ]
+    thread, whole = time.thread_time(), time.process_time()
+    loaded = await webhook_load(arm.port, requests, seconds)
+    if measured:
+        arm.rates.append(loaded.rate)
+        arm.thread.append((time.thread_time() - thread) / len(loaded.taken) * 1e6)
+        arm.whole.append((time.process_time() - whole) / len(loaded.taken) * 1e6)
+
+
+def _admit_all(connection: Connection, vault: Vault) -> None:
+    """As a run would that answers: the author of each message is known from here on, so it can be indexed."""
+    waiting = select(messages).where(messages.c.trust == Trust.UNKNOWN)
+    keys: dict[str, DataKey] = {}
+    for row in connection.execute(waiting).all():
+        place = row.conversation_id
+        keys[place] = keys.get(place) or conversation_key(connection, vault, place)
+        stored = open_stored(keys[place], row)
+        sealed = seal_message(
+            keys[place], place, row.seq, stored.message, Trust.MEMBER, came_by=stored.connection_id
+        )
+        here = (messages.c.conversation_id == place) & (messages.c.seq == row.seq)
+        connection.execute(update(messages).where(here).values(trust=Trust.MEMBER, sealed=sealed))
+
+
+def _documents(connection: Connection) -> int:
+    return int(connection.execute(text("SELECT coalesce(sum(documents), 0) FROM memory_index")).scalar_one())
 
 
 if __name__ == "__main__":

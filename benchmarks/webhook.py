@@ -94,8 +94,9 @@ async def serving(app: Any) -> AsyncIterator[int]:
         await serving
 
 
-def _request(path: str, key: bytes, name: str, room: str) -> str:
-    body = json.dumps({"id": name, "room": room, "from": "ann", "text": ours.PAYLOAD}).encode()
+def signed_request(path: str, key: bytes, name: str, room: str, text: str = ours.PAYLOAD) -> str:
+    """A message of the example integration."""
+    body = json.dumps({"id": name, "room": room, "from": "ann", "text": text}).encode()
     signature = hmac.new(key, body, hashlib.sha256).hexdigest()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
@@ -109,7 +110,7 @@ async def _load(port: int, path: str, key: bytes, prefix: str, seconds: float, c
     each = int(8000 * seconds) // connections + 50
     requests = [
         [
-            _request(path, key, f"{prefix}-{connections}-{client}-{number}", f"{client}-{number % 5}")
+            signed_request(path, key, f"{prefix}-{connections}-{client}-{number}", f"{client}-{number % 5}")
             for number in range(each)
         ]
         for client in range(connections)
