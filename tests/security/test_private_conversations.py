@@ -94,6 +94,7 @@ def elsewhere(house: House, people: dict[str, str]) -> Talk:
         code = new_link(
             connection, workspace_id=FIRST_WORKSPACE, integration=WEB_CHAT, subject=people["priya"]
         )
+        assert code is not None
         assert link(
             connection,
             workspace_id=FIRST_WORKSPACE,

@@ -127,13 +127,18 @@ class Intake:
     async def receive(self, connection_id: str, request: Request) -> Taken:
         """A webhook: verified before anything in it is read. Durable when this returns."""
         with self.gate:
-            if not CONNECTION_ID.fullmatch(connection_id):
-                raise NotFound("There is no such connection.")
-            connected = await self._accounts.get(connection_id)
-            if not connected.enabled:
-                raise Refused("The connection is switched off.")
+            connected = await self.expect(connection_id)
             self._verify(connected, request)
             return await self.take(connected, request, "webhook")
+
+    async def expect(self, connection_id: str) -> LoadedConnection:
+        """The connection that a webhook is for; raises NotFound, and Refused when it takes none."""
+        if not CONNECTION_ID.fullmatch(connection_id):
+            raise NotFound("There is no such connection.")
+        connected = await self._accounts.get(connection_id)
+        if not connected.enabled:
+            raise Refused("The connection is switched off.")
+        return connected
 
     async def take(
         self, connected: LoadedConnection, request: Request, source: Source, *, again: bool = False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 
 from starlette.datastructures import FormData
 from starlette.requests import ClientDisconnect, Request
@@ -13,6 +14,8 @@ from gofer.app import Platform
 from gofer.errors import GoferError
 
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+BODIES_AT_ONCE = 4
+"""How many bodies of the largest size may be on their way at the door for webhooks, before anybody vouches for them."""
 MAX_FORM = 32 * 1024 * 1024
 SLOWEST = 64 * 1024
 """Bytes per second that a form of somebody who is signed in may take, beside what every body may."""
@@ -32,6 +35,31 @@ class BodyError(GoferError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class BodyRoom:
+    """The memory for bodies that come in pieces, of people nobody has vouched for yet."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[Callable[[int], None]]:
+        """Yields what counts each piece of a body; it raises BodyError 503 when there is no room for it. The room is
+        given back in the end."""
+        held = 0
+
+        def count(size: int) -> None:
+            nonlocal held
+            if size > self._left:
+                raise BodyError(503, "Too many large bodies are on their way at this moment.")
+            held += size
+            self._left -= size
+
+        try:
+            yield count
+        finally:
+            self._left += held
 
 
 class ClientGone(BodyError):
@@ -71,16 +99,21 @@ async def read_body(request: Request, *, at_most: int, within: float) -> bytes:
     return await receive_body(request.scope, request.receive, at_most=at_most, within=within)
 
 
-async def receive_body(scope: Scope, receive: Receive, *, at_most: int, within: float) -> bytes:
-    """`read_body` for who has no Request."""
+async def receive_body(
+    scope: Scope,
+    receive: Receive,
+    *,
+    at_most: int,
+    within: float,
+    count: Callable[[int], None] = lambda _: None,
+) -> bytes:
+    """`read_body` for who has no Request. `count` is told of every piece that is kept."""
     _check_headers(scope["headers"], at_most)
     chunks: list[bytes] = []
     size, more = 0, True
-    connection = scope.get(CONNECTION)
     # A short body is here with its head, and a timer for it would cost more than reading it.
-    is_here = connection is not None and connection.has_whole_body
     try:
-        async with asyncio.timeout(None if is_here else within):
+        async with asyncio.timeout(None if has_whole_body(scope) else within):
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -89,11 +122,18 @@ async def receive_body(scope: Scope, receive: Receive, *, at_most: int, within: 
                 size += len(chunk)
                 if size > at_most:
                     raise BodyError(413, f"The body may have {at_most} bytes at most.")
+                count(len(chunk))
                 chunks.append(chunk)
                 more = message.get("more_body", False)
     except TimeoutError:
         raise BodyError(408, f"The body did not arrive within {within:.0f} s.") from None
     return b"".join(chunks)
+
+
+def has_whole_body(scope: Scope) -> bool:
+    """Whether the body has come with its head."""
+    connection = scope.get(CONNECTION)
+    return connection is not None and bool(connection.has_whole_body)
 
 
 def _check_headers(headers: Iterable[tuple[bytes, bytes]], at_most: int) -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gofer import integration
 from gofer.errors import GoferError, NotFound, NotInstalled, Refused, TooBusy, Unset
+from gofer.intake.arrival import Taken
 from gofer.intake.receive import Intake, Refusals
-from gofer.web.body import BodyError, ClientGone, receive_body
+from gofer.web.body import (
+    BODIES_AT_ONCE,
+    BodyError,
+    BodyRoom,
+    ClientGone,
+    has_whole_body,
+    receive_body,
+)
 from gofer.web.problems import crash, problem, status_of
 
 UNVERIFIED = "The request could not be verified."
@@ -48,14 +58,18 @@ class Hooks:
         self._refusals = refusals
         self._max_body = max_body
         self._body_timeout = body_timeout
+        self._room = BodyRoom(BODIES_AT_ONCE * max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The endpoint as an ASGI app of its own: the busiest door does without what pages need."""
         connection_id: str = scope["path"][len(PATH) :]
         try:
-            body = await receive_body(scope, receive, at_most=self._max_body, within=self._body_timeout)
-            headers = tuple((name.decode("latin-1"), value) for name, value in scope["headers"])
-            taken = await self._intake.receive(connection_id, integration.Request(body, headers))
+            if has_whole_body(scope):
+                taken = await self._take(scope, receive, connection_id)
+            else:
+                await self._intake.expect(connection_id)
+                with self._room.counted() as count:
+                    taken = await self._take(scope, receive, connection_id, count)
         except Exception as error:  # noqa: BLE001 - no page of errors stands around this
             answer = self._refused(scope, connection_id, error)
             await answer(scope, receive, send)
@@ -66,7 +80,21 @@ class Hooks:
         await send(start)
         await send(end)
 
+    async def _take(
+        self,
+        scope: Scope,
+        receive: Receive,
+        connection_id: str,
+        count: Callable[[int], None] = lambda _: None,
+    ) -> Taken:
+        body = await receive_body(
+            scope, receive, at_most=self._max_body, within=self._body_timeout, count=count
+        )
+        headers = tuple((name.decode("latin-1"), value) for name, value in scope["headers"])
+        return await self._intake.receive(connection_id, integration.Request(body, headers))
+
     def _refused(self, scope: Scope, connection_id: str, error: Exception) -> Response:
+        unread = not has_whole_body(scope)
         match error:
             case ClientGone():
                 return problem(error.status, str(error))
@@ -76,9 +104,9 @@ class Hooks:
                 return self._refuse(scope, connection_id, 503, error)
             case NotFound():
                 # An unknown door looks the same as a known one with a wrong key.
-                return self._refuse(scope, connection_id, 401, Refused(UNVERIFIED))
+                return self._refuse(scope, connection_id, 401, Refused(UNVERIFIED), close=unread)
             case GoferError():
-                return self._refuse(scope, connection_id, _status(error), error)
+                return self._refuse(scope, connection_id, _status(error), error, close=unread)
         return crash(scope["path"], error)
 
     def _refuse(
@@ -89,7 +117,8 @@ class Hooks:
         structlog.contextvars.bind_contextvars(refused=str(error)[:200])
         if status == 503:
             code = error.code if isinstance(error, TooBusy) else "unavailable"
-            return problem(503, NOT_NOW, code=code, retry_after=getattr(error, "retry_after", None) or 5)
+            later = getattr(error, "retry_after", None) or 5
+            return problem(503, NOT_NOW, code=code, retry_after=later, close=close)
         detail = UNVERIFIED if status == 401 else str(error)
         return problem(status, detail, code=error.code, close=close)
 
