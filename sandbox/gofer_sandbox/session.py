@@ -292,8 +292,10 @@ class Session:
         """The box is lost or answers nothing: end it and make another from its files and last snapshot."""
         snapshot = self.shell.snapshots.last
         outcome.state_lost = True
-        if outcome.exit_code is None and (outcome.timed_out or outcome.stopped):
-            outcome.exit_code = 137
+        # How its shell ended says nothing: the command may not have begun.
+        ended = outcome.timed_out or outcome.stopped
+        outcome.exit_code = 137 if ended else None
+        outcome.notes += [] if ended else ["whether the command ran is not known"]
         self.news.recreated = True
         self.news.background_lost += [process.command for process in self.background]
         self.news.notes.append("the sandbox was lost and made again from its files and last snapshot")

@@ -65,6 +65,11 @@ FILLS = """
 import os
 while True: os.write(0, b"x" * 60000)
 """
+CLOSES = """
+import socket, time
+time.sleep(0.3)
+socket.socket(fileno=0).shutdown(socket.SHUT_RD)
+"""
 STATE = """
 import os, time
 state = b"\\0Ui/\\0O\\0T\\0L\\0A\\0Fprintf () { :; }\\n\\0V\\0E\\0"
@@ -299,3 +304,14 @@ except OSError as error: print(error.errno)' $$"""
     yama = Path("/proc/sys/kernel/yama/ptrace_scope")
     allowed = not yama.exists() or yama.read_text() == "0\n"
     assert (await sandbox.run(trace)).output == ("0 0\nTrue\n" if allowed else "-1 1\n13\n")
+
+
+@needs_python
+async def test_a_command_whose_shell_was_closed_before_it_began_has_no_exit_code(sandbox: Sandbox) -> None:
+    """The shell ends at the end of its lines, and with 0, which is not how the command ended."""
+    await sandbox.run(left_running(CLOSES))
+    assert (await sandbox.run("sleep 0.8; (exit 7)")).exit_code == 7
+    result = await sandbox.run("touch ran; (exit 9)")
+    assert (result.exit_code, result.ok, result.recreated) == (None, False, True)
+    assert any("whether the command ran is not known" in note for note in result.notes)
+    assert "ran" not in (await sandbox.run("ls")).output.split()
