@@ -61,8 +61,9 @@ def test_a_member_wakes_an_agent_once_and_is_told_what_is_done(scene: Scene) -> 
     conversation, asked = scene.say("then again")
     scene.post(scene.order(), "The first.")
     scene.ended(asked)
-    house, member = scene.house, operator(scene)
+    house, member = scene.house, scene.house.token(scene.house.owner(), "write")
     wish = {"conversation_id": conversation, "agent": "pane", "reason": "look again"}
+    assert called(house, operator(scene), "trigger_participant", **wish)["status"] == 404, "it is private"
     made = called(house, member, "trigger_participant", **wish, idempotency_key="wake-1")
     assert made.keys() >= ENVELOPE
     assert (made["action"], made["runtime"], made["reason"]) == ("enqueued", scene.runtime, "session.live")
