@@ -21,8 +21,7 @@ from gofer_sandbox.local import Box
 from gofer_sandbox.output import prune
 from gofer_sandbox.provider import Gate, Pressure, Process, Provider, Spec
 from gofer_sandbox.result import Result
-from gofer_sandbox.shell.command import Outcome
-from gofer_sandbox.shell.ladder import Step
+from gofer_sandbox.shell.command import Outcome, Step
 from gofer_sandbox.shell.session import OnOutput, Shell
 from gofer_sandbox.shell.state import Snapshot
 

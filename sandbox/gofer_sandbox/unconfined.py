@@ -20,8 +20,7 @@ from gofer_sandbox.local import Box
 from gofer_sandbox.provider import Capabilities, Feature, Process, Report, Spec
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.control import prepare
-from gofer_sandbox.shell.fifo import FifoWire
+from gofer_sandbox.shell.control import FifoWire, prepare
 from gofer_sandbox.shell.outputs import Ownership
 
 _MARK = "GOFER_SANDBOX_SESSION"

@@ -40,8 +40,8 @@ from gofer_sandbox import (
 )
 from gofer_sandbox.provider import Process, Spec
 from gofer_sandbox.shell import outputs, scripts
+from gofer_sandbox.shell.command import Ladder, Step
 from gofer_sandbox.shell.control import ControlWire
-from gofer_sandbox.shell.ladder import Ladder, Step
 from gofer_sandbox.shell.session import ENDED_ALONE, UNCOUNTED
 from sandbox.leftovers import ASLEEP
 from support.patience import eventually, patience

@@ -1,4 +1,5 @@
-"""What all wires have in common: the control directory, which the server writes and the sandbox sees read-only."""
+"""What all wires have in common: the control directory, which the server writes and the sandbox sees read-only; and the
+wire that is nothing but that directory."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from pathlib import Path
 from gofer_sandbox.output import write_at
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.outputs import Outputs, Ownership, Stream
+from gofer_sandbox.shell.frames import Decoder
+from gofer_sandbox.shell.outputs import SAFELY, Outputs, Ownership, Stream
 from gofer_sandbox.shell.scripts import Channel
 
 
@@ -24,7 +26,10 @@ def prepare(control: Path, keeper: dict[str, str], owner: Ownership, channel: Ch
         "s": scripts.STATE,
         "x": scripts.snapshot(channel),
         "d": scripts.done(channel),
-        **_COMMAND,
+        "q": scripts.CODE,
+        "r": scripts.ERROR,
+        "c0": scripts.BEGUN,
+        "c1": "",
         "state": "",
         "options": "",
         **keeper,
@@ -33,10 +38,8 @@ def prepare(control: Path, keeper: dict[str, str], owner: Ownership, channel: Ch
         owner.write(f"{control}/{name}", text)
 
 
-_COMMAND = {"q": scripts.CODE, "r": scripts.ERROR, "c0": scripts.BEGUN, "c1": ""}
-"""What the lines of a command source."""
-
-
+_CHUNK = 2048
+"""Whoever is inside can write any number of frames: few are read at a time, for all other sessions wait meanwhile."""
 _NUMBER = 24
 """Bytes at the end of a snapshot that hold its number."""
 
@@ -96,14 +99,6 @@ class ControlWire(Outputs, ABC):
             os.close(fd)
             raise
         self._files[name] = fd, len(data)
-
-    def adopt(self, running: bool) -> None:
-        """Go on with what another process left; a session of the version before has other files for its commands."""
-        for name in _COMMAND if not (self._control / "c1").exists() else ():
-            self._owner.write(self._control / name, _COMMAND[name])
-        if b"BASH_I" not in (self._control / "s").read_bytes():
-            self._owner.write(self._control / "s", scripts.STATE)
-        super().adopt(running)
 
     def resume(self, number: int, separate: bool) -> None:
         """Read on where another process stopped."""
@@ -174,3 +169,52 @@ def waiting(descriptor: int, queue: str) -> bool:
     import termios
 
     return any(fcntl.ioctl(descriptor, getattr(termios, queue), bytes(4)))
+
+
+class FifoWire(ControlWire):
+    """Frames from whoever writes them, for a sandbox that cannot be given descriptors, as a container: two more FIFOs
+    in the control directory. Anything with the session's user id can write to them, so what an earlier command left
+    running can falsify what a later one reports."""
+
+    def __init__(self, control: Path, owner: Ownership, inside: str = scripts.INSIDE) -> None:
+        super().__init__(control, owner, inside, f"{inside}/st")
+        self._status = os.open(control / "st", os.O_RDWR | SAFELY)
+        self._input = os.open(control / "in", os.O_RDWR | SAFELY)
+        self._decoder = Decoder()
+
+    def open(self, listener: Listener) -> None:
+        """Begin to deliver frames."""
+        super().open(listener)
+        self._loop.add_reader(self._status, self.hear)
+
+    def trust(self, shell: int, expected: int) -> None:
+        """Nobody says who speaks here."""
+
+    def _send(self, lines: bytes) -> None:
+        """All of it or, where somebody inside has filled the shell's input, nothing: it is given again in time."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._input, lines)
+
+    def unread(self) -> bool:
+        """Whether lines that were sent, by whomever, are still to be read."""
+        return waiting(self._input, "FIONREAD")
+
+    def hear(self) -> None:
+        """One piece of them."""
+        try:
+            data = os.read(self._status, _CHUNK)
+        except BlockingIOError:
+            return
+        for frame in self._decoder.feed(data):
+            if not self._closed:
+                self._listener.frame(frame, 0)
+        self._listener.commit()
+        self._loop.call_soon(self.settle)
+
+    def close(self) -> None:
+        """The keeper holds both open."""
+        if not self._closed:
+            self._loop.remove_reader(self._status)
+            super().close()
+            os.close(self._status)
+            os.close(self._input)

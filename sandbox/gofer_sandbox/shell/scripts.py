@@ -251,11 +251,11 @@ ERROR = ")\n"
 
 
 _BEGINNING = r"""
-\builtin printf '\0U%s%s\0O%s\0T%s\n' "${BASH_I-$1}" "$PWD" "$SHELLOPTS" "$BASHOPTS"
+\builtin printf '\0U%s%s\0O%s\0T%s\n' "$BASH_I" "$PWD" "$SHELLOPTS" "$BASHOPTS"
 \builtin umask
 \builtin printf '\0L'
 \builtin ulimit -a
-case "${BASH_I-}${FUNCNAME-}" in [ie]) \builtin printf '\0P'; \builtin printf '%s ' "${@@Q}" ;; esac
+\builtin test "${FUNCNAME-}" || { \builtin printf '\0P'; \builtin printf '%s ' "${@@Q}"; }
 \builtin printf '\0Wdirs %s\n' "${DIRSTACK[1]+more}"
 \builtin jobs -p
 \builtin enable -n
@@ -275,7 +275,7 @@ STATE = (
 """
 )
 """Everything that is kept or told, section by section; bash writes each line on its own. The positional parameters are
-not seen from within a function, nor in a shell of the version before, which is given an argument."""
+not seen from within a function."""
 
 _NAMES = " ".join(f'"${{!{letter}@}}"' for letter in f"_{string.ascii_letters}")
 

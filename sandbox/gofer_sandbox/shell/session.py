@@ -18,8 +18,7 @@ from gofer_sandbox.local import Box
 from gofer_sandbox.output import BackgroundLog, Capture
 from gofer_sandbox.provider import Process
 from gofer_sandbox.shell import frames, machine, scripts
-from gofer_sandbox.shell.command import Outcome, Run, Stop
-from gofer_sandbox.shell.ladder import Ladder, Step
+from gofer_sandbox.shell.command import Ladder, Outcome, Run, Step, Stop
 from gofer_sandbox.shell.machine import Action, State
 from gofer_sandbox.shell.snapshots import Snapshots
 from gofer_sandbox.shell.state import Snapshot
