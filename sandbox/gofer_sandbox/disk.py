@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gofer_sandbox import processes, tree
+from gofer_sandbox.kernel import take_descriptor
 from gofer_sandbox.limits import MIB, RESERVE, Limits
 
 _FIRST = 0.01
@@ -256,7 +257,7 @@ class _Held:
                     status = entry.stat()
                     self._add(status)
                     if stat.S_ISSOCK(status.st_mode) and _in_flight(pid, entry.name):
-                        self._queued(processes.take_descriptor(pid, int(entry.name)), 0)
+                        self._queued(take_descriptor(pid, int(entry.name)), 0)
 
     def _mapped_files(self, pid: int) -> None:
         with open(f"/proc/{pid}/maps", "rb", 0) as file:

@@ -18,7 +18,7 @@ RESOLVE_IN_ROOT = 0x10
 
 PROC_SUPER_MAGIC = 0x9FA0
 
-_SYS_OPENAT2, _SYS_QUOTACTL_FD = 437, 443  # the same on every architecture
+_SYS_OPENAT2, _SYS_PIDFD_GETFD, _SYS_QUOTACTL_FD = 437, 438, 443  # the same on every architecture
 # glibc changes every thread of the process; only the bare calls change this one alone.
 _SYS_SETRESUID = {"x86_64": 117, "aarch64": 147, "riscv64": 147, "ppc64le": 164, "s390x": 208}
 _SYS_SETRESGID = {"x86_64": 119, "aarch64": 149, "riscv64": 149, "ppc64le": 169, "s390x": 210}
@@ -61,6 +61,12 @@ def openat2(dirfd: int, path: str, flags: int, resolve: int) -> int:
         ctypes.c_size_t(len(how)),
     )
     return _checked(result, path)
+
+
+def take_descriptor(pid: int, number: int) -> int:
+    """A copy of another process's descriptor; OSError when it has none, or we may not."""
+    with closing(os.pidfd_open(pid)) as handle:
+        return _checked(_libc.syscall(_SYS_PIDFD_GETFD, handle, number, 0), "pidfd_getfd")
 
 
 def quotactl(fd: int, command: int, project: int, data: bytes) -> None:

@@ -18,7 +18,6 @@ _COMMAND_SHOWN = 200
 _EXITING = 0x4
 """The kernel's flag of a task that is in the middle of ending."""
 _READ_CALL = {"x86_64": b"0", "aarch64": b"63"}.get(platform.machine(), b"")
-_PIDFD_GETFD = 438
 
 
 def clock() -> int:
@@ -160,20 +159,6 @@ def open_files(pid: int) -> set[str]:
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
                 found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return found
-
-
-def take_descriptor(pid: int, number: int) -> int:
-    """A copy of another process's descriptor; OSError when it has none, or we may not."""
-    import ctypes
-
-    handle = os.pidfd_open(pid)
-    try:
-        found: int = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, handle, number, 0)
-    finally:
-        os.close(handle)
-    if found < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return found
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gofer_sandbox import processes
 from gofer_sandbox.errors import SandboxGone
+from gofer_sandbox.kernel import take_descriptor
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
 from gofer_sandbox.shell.control import ControlWire, waiting
@@ -48,7 +49,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 def take(keeper: int) -> socket.socket:
     """Our end, from the keeper of a session whose server has gone."""
     try:
-        ours = socket.socket(fileno=processes.take_descriptor(keeper, scripts.HELD))
+        ours = socket.socket(fileno=take_descriptor(keeper, scripts.HELD))
     except OSError as error:
         raise SandboxGone(f"the session's channel could not be taken from its keeper: {error}") from error
     ours.setblocking(False)
