@@ -16,7 +16,7 @@ from gofer.web.auth.guard import (
 from gofer.web.auth.headers import POLICY, SecurityHeaders
 from gofer.web.auth.login import routes
 from gofer.web.auth.principal import NotSignedIn, Role, Scope, Visitor, actor, caller_of, visitor_of
-from gofer.web.auth.privacy import is_readable, no_conversation, readable, require_readable
+from gofer.web.auth.privacy import is_readable, no_conversation, open_to, readable, require_readable
 
 __all__ = [
     "CSRF_FIELD",
@@ -38,6 +38,7 @@ __all__ = [
     "is_readable",
     "no_conversation",
     "note",
+    "open_to",
     "readable",
     "record_order",
     "record_reading",

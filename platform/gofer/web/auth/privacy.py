@@ -6,7 +6,7 @@ they said in private themselves. A token that is bound to an agent reads what th
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Connection, or_, select, true, tuple_
+from sqlalchemy import ColumnElement, Connection, True_, or_, select, true, tuple_
 
 from gofer.errors import NotFound
 from gofer.identity import WEB_CHAT, linked_identities
@@ -51,6 +51,16 @@ def readable(connection: Connection, visitor: Visitor | None) -> ColumnElement[b
         .exists()
     )
     return or_(conversations.c.private.is_not(True), opened, *([said] if linked else []))
+
+
+def open_to(
+    connection: Connection, visitor: Visitor | None, column: ColumnElement[str | None]
+) -> ColumnElement[bool]:
+    """The condition for rows of another table whose column names a conversation that somebody may read."""
+    allowed = readable(connection, visitor)
+    if isinstance(allowed, True_):  # no need to look at each
+        return allowed
+    return select(conversations.c.id).where(conversations.c.id == column, allowed).exists()
 
 
 def is_readable(connection: Connection, conversation_id: str, visitor: Visitor | None) -> bool:

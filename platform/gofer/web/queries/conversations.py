@@ -26,7 +26,7 @@ from gofer.store.tables import (
     replies,
 )
 from gofer.vault.envelope import Vault
-from gofer.web.auth import Visitor, no_conversation, readable
+from gofer.web.auth import Visitor, no_conversation, open_to, readable
 from gofer.web.queries import rows, without
 from gofer.web.titles import BEGUN
 
@@ -80,11 +80,10 @@ def list_by_activity(
 ) -> list[dict[str, Any]]:
     """Those that somebody may read with the newest job first, each with it as `last_job`; those without a job come
     last, on the first page."""
-    last, open_to_them = func.max(jobs.c.id), readable(connection, visitor)
+    last = func.max(jobs.c.id)
     newest = (
         select(jobs.c.conversation_id, last)
-        .join(conversations, conversations.c.id == jobs.c.conversation_id)
-        .where(open_to_them)
+        .where(jobs.c.conversation_id.is_not(None), open_to(connection, visitor, jobs.c.conversation_id))
         .group_by(jobs.c.conversation_id)
         .order_by(last.desc())
         .limit(limit)
@@ -103,9 +102,9 @@ def list_by_activity(
     listed = [{**found[each], "last_job": job} for each, job in last_jobs.items() if each in found]
     if before is None and len(listed) < limit:
         idle = BEGUN & ~select(jobs.c.id).where(jobs.c.conversation_id == conversations.c.id).exists()
-        query = query.where(idle, open_to_them, *([_held_at(connection_id)] if connection_id else [])).limit(
-            limit
-        )
+        query = query.where(
+            idle, readable(connection, visitor), *([_held_at(connection_id)] if connection_id else [])
+        ).limit(limit)
         listed += [{**row, "last_job": None} for row in rows(connection, query)]
     return listed[:limit]
 

@@ -19,9 +19,9 @@ from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
 from gofer.store.messages import StoredMessage
-from gofer.store.tables import Trust, agents, conversations, goals, tasks
+from gofer.store.tables import Trust, agents, goals, tasks
 from gofer.vault.envelope import Vault
-from gofer.web.auth import Visitor, readable
+from gofer.web.auth import Visitor, open_to
 from gofer.web.queries.conversations import find_conversation
 from gofer.web.queries.jobs import wake
 
@@ -71,7 +71,7 @@ def list_goals(
 def _open_to(connection: Connection, visitor: Visitor | None) -> ColumnElement[bool]:
     if visitor is not None and visitor.agent:
         return agents.c.name == visitor.agent
-    return goals.c.conversation_id.in_(select(conversations.c.id).where(readable(connection, visitor)))
+    return open_to(connection, visitor, goals.c.conversation_id)
 
 
 def board(

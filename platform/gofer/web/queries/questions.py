@@ -10,9 +10,9 @@ from starlette.requests import Request
 from gofer.errors import NotFound
 from gofer.jobs.outcome import OWNERS
 from gofer.store.encryption import conversation_key, unseal
-from gofer.store.tables import conversations, goals, jobs, questions
+from gofer.store.tables import goals, jobs, questions
 from gofer.vault.envelope import Vault
-from gofer.web.auth import Visitor, readable, visitor_of
+from gofer.web.auth import Visitor, open_to, visitor_of
 from gofer.web.queries.jobs import of_agent
 
 
@@ -42,8 +42,8 @@ def list_questions(
 
 
 def _may_read(connection: Connection, visitor: Visitor) -> ColumnElement[bool]:
-    open_to_them = select(conversations.c.id).where(readable(connection, visitor))
-    return questions.c.conversation_id.is_(None) | questions.c.conversation_id.in_(open_to_them)
+    where = questions.c.conversation_id
+    return where.is_(None) | open_to(connection, visitor, where)
 
 
 def check_question(connection: Connection, question_id: str, visitor: Visitor) -> None:
