@@ -342,9 +342,16 @@ def test_rules_are_found_by_what_they_say() -> None:
     )
 
 
-def test_commands_for_the_offline_model_are_no_rules() -> None:
+def test_commands_are_no_rules() -> None:
     said = ['$tool remember {"text": "Always knock. Never shout."}\n  $ echo you must\nAlways ask.']
     assert standing_rules(said) == ("Always ask.",)
+    commands = [
+        "/remember everybody: never knock",
+        "@gofer_bot $tool remember {}",
+        "@gofer, /note always sing",
+    ]
+    assert standing_rules(commands) == ()
+    assert standing_rules(["@gofer never touch /etc"]) == ("@gofer never touch /etc",)
     assert standing_rules(["$500 must never be exceeded."]) == ("$500 must never be exceeded.",)
 
 

@@ -11,7 +11,7 @@ import typer
 from gofer.cli.client import call
 from gofer.cli.exit_codes import USAGE, CommandFailed
 from gofer.cli.input import read_text
-from gofer.cli.output import AsJson, ago, show, table
+from gofer.cli.output import AsJson, ago, harmless, plain, show, table
 
 MAX_IMPORT = 8 * 1024 * 1024
 """Bytes of a file to import."""
@@ -55,7 +55,9 @@ def rules(
     show(found, as_json, lambda: table(columns, rows, empty="No standing rules."))
 
 
-Scope = Annotated[str, typer.Option("--scope", help="conversation:ID, person:ID or agent:NAME.")]
+Scope = Annotated[
+    str, typer.Option("--scope", help="conversation:ID, person:ID (or person:me) or agent:NAME.")
+]
 Id = Annotated[str, typer.Argument(help="The memory's id.", show_default=False)]
 
 
@@ -90,6 +92,7 @@ def search(
         str, typer.Argument(help="Words, any of which may fit. Without any: the newest notes.")
     ] = "",
     scope: Scope = "",
+    kind: Annotated[str, typer.Option(help="turn, result, plan, summary, note or rule.")] = "",
     limit: Annotated[int, typer.Option(help="How many at most.")] = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -99,7 +102,7 @@ def search(
     gofer memory search 'name of the boat'
     gofer memory search --scope agent:gofer
     """
-    found = call("GET", "/memories", params={"query": query, "scope": scope, "limit": limit})
+    found = call("GET", "/memories", params={"query": query, "scope": scope, "kind": kind, "limit": limit})
 
     def shown() -> None:
         columns = ("memory", "kind", "audience", "when", "who", "what")
@@ -126,7 +129,7 @@ def show_one(memory: Id, as_json: AsJson = False) -> None:
             print(f"from {found['conversation_id']}, message {found['message_seq'] or '–'}{gone}")
         for each in found["versions"]:
             print(f"\n{_version(each)}")
-            print(each["text"])
+            print(harmless(each["text"]))
         if found["state"] == "superseded":
             print(f"\nBring it back: gofer memory restore {found['id']}")
 
@@ -137,7 +140,7 @@ def _version(version: dict[str, Any]) -> str:
     forgotten = version["state"] == "forgotten"
     who = version["author"] or ("" if forgotten else version["trust"])
     state = "replaced" if version["until"] and version["state"] == "live" else _state(version)
-    return f"version {version['version']}, {ago(version['at'])}{', ' * bool(who)}{who}: {state}"
+    return f"version {version['version']}, {ago(version['at'])}{', ' * bool(who)}{harmless(who)}: {state}"
 
 
 @app.command()
@@ -201,7 +204,7 @@ def restore(memory: Id, as_json: AsJson = False) -> None:
     gofer memory restore mem_7f3k
     """
     found = call("POST", f"/memories/{memory}/restore")
-    show(found, as_json, lambda: print(f"Restored: {found['gist']}"))
+    show(found, as_json, lambda: print(f"Restored: {plain(found['gist'])}"))
 
 
 @app.command()
@@ -246,7 +249,8 @@ def import_file(
 
     def shown() -> None:
         whom = f"for {done['scope']}" if done["scope"] else "each for whom it was"
-        print(f"{done['imported']} memories are kept, {whom}.")
+        again = f"; {done['known']} of them were here before" if done["known"] else ""
+        print(f"{done['imported']} memories are kept, {whom}{again}.")
         if done["forgotten"]:
             print(
                 f"{done['forgotten']} more were forgotten here and stay so. Bring one back: gofer memory restore ID"

@@ -403,6 +403,8 @@ class MemoriesImported(Shape):
     scope: str
     """Who may hear of it; empty where each line said it itself."""
     imported: int
+    known: int
+    """How many of these were here before."""
     forgotten: int
     """How many of its memories were forgotten here, and stay so."""
 

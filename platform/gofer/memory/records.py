@@ -331,16 +331,27 @@ def reopen(connection: Connection, vault: Vault, memory_id: str, version: int) -
 def versions(
     connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str]
 ) -> list[Memory]:
-    """Every version, oldest first; one that forgets has no text. Raises what `resolve` raises."""
+    """Every version, oldest first; one that forgets has no text. Of a message the first needs no row, and the message
+    itself holds the words of all others. Raises what `resolve` raises."""
     rows = connection.execute(
         select(memories).where(memories.c.id == memory_id).order_by(memories.c.version)
     ).all()
     if not rows or rows[0].scope_id not in scopes:
         return [resolve(connection, vault, memory_id, scopes=scopes)]
-    if all(row.sealed is None for row in rows) and parse_turn(memory_id) is None:
+    turn = parse_turn(memory_id)
+    if turn is None and all(row.sealed is None for row in rows):
         raise PurgedMemory
     keys = open_scope(connection, vault, rows[0].scope_id)
-    return [opened(keys, row) if row.sealed is not None else blank(keys, row) for row in rows]
+    if turn is None:
+        return [opened(keys, row) if row.sealed is not None else blank(keys, row) for row in rows]
+    said = _turn(connection, vault, memory_id, turn, scopes)
+    later = [
+        replace(said, version=row.version, valid_from=row.valid_from, valid_to=row.valid_to)
+        if row.state == LIVE
+        else blank(keys, row)
+        for row in rows
+    ]
+    return [replace(said, valid_to=rows[0].valid_from), *later]
 
 
 def in_force(

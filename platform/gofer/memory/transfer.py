@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
@@ -79,6 +79,7 @@ def exported(memory: Memory) -> dict[str, Any]:
 def parse_import(text: str, form: str) -> list[ImportedNote]:
     """What a file says; raises Malformed with the line that is wrong. Without a form, what begins with a brace is
     JSON lines."""
+    text = text.removeprefix("\ufeff")  # which editors on Windows write
     form = form or ("jsonl" if text.lstrip().startswith("{") else "markdown")
     entries = list(_markdown(text) if form == "markdown" else _lines(text))
     if not entries:
@@ -92,14 +93,18 @@ def parse_import(text: str, form: str) -> list[ImportedNote]:
 
 
 def _check(entries: list[ImportedNote]) -> None:
-    seen: dict[str, str] = {}
+    seen: dict[str, ImportedNote] = {}
     for entry in entries:
+        where = f"Line {entry.line}" if entry.line else f"What begins with {entry.text[:40]!r}"
         if len(entry.text) > MAX_NOTE:
             raise UnfitFile(
-                f"A memory has at most {MAX_NOTE} characters; one of these has {len(entry.text)}."
+                f"{where} has {len(entry.text)} characters; a memory has at most {MAX_NOTE}. Split it."
             )
-        if entry.foreign_id and seen.setdefault(entry.foreign_id, entry.text) != entry.text:
-            raise UnfitFile(f"The id {entry.foreign_id[:60]!r} is there twice, with different words.")
+        first = seen.setdefault(entry.foreign_id, entry) if entry.foreign_id else entry
+        if first.text != entry.text:
+            raise UnfitFile(
+                f"{where} has the id {entry.foreign_id[:60]!r} of line {first.line}, and different words."
+            )
 
 
 def _lines(text: str) -> Iterator[ImportedNote]:
@@ -118,16 +123,16 @@ def _lines(text: str) -> Iterator[ImportedNote]:
         if not words:
             raise UnfitFile(f"Line {number} has no text: say it as `text`.")
         foreign = next((str(value[name]) for name in _IDS if value.get(name)), "")
-        yield ImportedNote(words, foreign, _time(value.get("at"), number), **_origin(value, number))
+        yield ImportedNote(words, foreign, _time(value.get("at"), number), line=number, **_origin(value))
 
 
-def _origin(value: dict[str, Any], number: int) -> dict[str, Any]:
+def _origin(value: dict[str, Any]) -> dict[str, Any]:
     """For whom a line is and whose word, where it says so in our own way; others mean something else by `scope`."""
     scope_id, trust, author = (_text(value.get(name)) for name in ("scope", "trust", "author"))
     try:
         kind, _ = split_scope(scope_id)
     except Malformed:
-        return {"line": number}
+        return {}
     untrusted = value.get("untrusted") is True or trust not in ("owner", "member")
     pinned = value.get("kind") == "rule" and kind == CONVERSATION
     return {
@@ -136,7 +141,6 @@ def _origin(value: dict[str, Any], number: int) -> dict[str, Any]:
         "trust": trust if trust in ("owner", "member") else "stranger",
         "untrusted": untrusted,
         "kind": "rule" if pinned else "note",
-        "line": number,
     }
 
 
@@ -145,10 +149,13 @@ def _text(value: Any) -> str:
 
 
 def _superseded(values: list[dict[str, Any]]) -> set[str]:
-    """Ids whose place another line takes."""
+    """Ids whose place another line takes: the line that is newer says so, or the older one."""
     takes: dict[str, set[str]] = {}
     for value in values:
-        takes.setdefault(str(value.get("id", "")), set()).update(map(str, _list(value.get("supersedes"))))
+        own = str(value.get("id", ""))
+        takes.setdefault(own, set()).update(map(str, _list(value.get("supersedes"))))
+        for newer in _list(value.get("superseded_by")):
+            takes.setdefault(str(newer), set()).add(own)
     gone = set().union(*takes.values())
     left = {new: olds for new, olds in takes.items() if olds}
     while free := [new for new, olds in left.items() if not olds & left.keys()]:
@@ -207,6 +214,17 @@ def _under(heading: str, words: str) -> str:
     )
 
 
+class Kept(NamedTuple):
+    """What became of an import."""
+
+    imported: int
+    """How many memories there are now of it."""
+    known: int
+    """How many of these were here before."""
+    forgotten: int
+    """How many more were forgotten here and stay so."""
+
+
 def keep_import(
     connection: Connection,
     vault: Vault,
@@ -215,19 +233,20 @@ def keep_import(
     scope_id: str,
     trust: str,
     author: str,
-) -> tuple[int, int]:
+) -> Kept:
     """Keep what was parsed, for a scope or, without one, each for its own. An owner's import keeps who said what, and
-    how far they are trusted; everybody else's is their own word. Returns how many memories there are now of it, and
-    how many more were forgotten here and stay so."""
+    how far they are trusted; everybody else's is their own word."""
     key = vault.mac_key("memory of an import")
-    kept: dict[str, bool] = {}
+    states: dict[str, str | None] = {}
     for entry in entries:
         target = scope_id or entry.scope_id
         memory_id = _here(connection, entry, target)
         if not memory_id:
             memory_id = f"mem_{key.digest(target, entry.foreign_id or entry.text)[:24]}"
-        kept[memory_id] = _is_forgotten(connection, memory_id)
-        if kept[memory_id]:
+        if memory_id in states:
+            continue
+        states[memory_id] = _state_here(connection, memory_id)
+        if states[memory_id] == FORGOTTEN:
             continue
         by_owner = trust == "owner" and bool(entry.trust)
         keep_note(
@@ -243,7 +262,9 @@ def keep_import(
             reason="import",
             at=entry.at,
         )
-    return list(kept.values()).count(False), list(kept.values()).count(True)
+    forgotten = sum(state == FORGOTTEN for state in states.values())
+    new = sum(state is None for state in states.values())
+    return Kept(len(states) - forgotten, len(states) - forgotten - new, forgotten)
 
 
 def _here(connection: Connection, entry: ImportedNote, scope_id: str) -> str:
@@ -252,6 +273,6 @@ def _here(connection: Connection, entry: ImportedNote, scope_id: str) -> str:
     return str(connection.execute(select(memories.c.id).where(here).limit(1)).scalar() or "")
 
 
-def _is_forgotten(connection: Connection, memory_id: str) -> bool:
+def _state_here(connection: Connection, memory_id: str) -> str | None:
     query = select(memories.c.state).where(memories.c.id == memory_id).order_by(memories.c.version.desc())
-    return connection.execute(query.limit(1)).scalar() == FORGOTTEN
+    return connection.execute(query.limit(1)).scalar()

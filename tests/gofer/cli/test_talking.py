@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -154,3 +155,15 @@ def test_a_question_is_answered_at_the_terminal_by_number_or_in_words(served: tu
     number = re.search(r"gofer questions answer (\S+) TEXT", asked.stdout)
     assert number, asked.stdout
     assert gofer(server.data_dir, "questions", "answer", number[1], "blue").returncode == 0
+
+
+def test_what_people_wrote_does_nothing_to_the_terminal_that_shows_their_memories(
+    served: tuple[Process, OpenAI],
+) -> None:
+    data = served[0].data_dir
+    said = gofer(data, "say", "a \x1b[31mred \x1b]0;title\x07 sail", "--no-wait", "--json")
+    turn = f"mem_{json.loads(said.stdout)['conversation_id'].removeprefix('conv_')}.1"
+    for words in (("show", turn), ("forget", turn), ("restore", turn), ("show", turn)):
+        shown = gofer(data, "memory", *words)
+        assert (shown.returncode, set("\x1b\x07") & set(shown.stdout)) == (0, set()), (words, shown.stderr)
+    assert shown.stdout.count("red") == 2, "the message, and what was restored"

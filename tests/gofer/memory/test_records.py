@@ -151,6 +151,12 @@ async def test_a_message_can_be_forgotten_and_restored(world: World) -> None:
         await told(world, turn, here)
     await verb(world, records.restore, turn, here)
     assert (await told(world, turn, here)).text == "a slip of the tongue"
+    found = await verb(world, records.versions, turn, here)
+    words = "a slip of the tongue"
+    assert [(each.version, each.state, each.text) for each in found] == [
+        (1, "live", words), (2, "forgotten", ""), (3, "live", words),
+    ]  # fmt: skip
+    assert [each.valid_to is None for each in found] == [False, False, True]
 
 
 async def test_merging_ends_what_it_takes_the_place_of(world: World) -> None:

@@ -117,6 +117,17 @@ def test_bad_notes_are_refused_in_words(people: dict[str, Any], body: dict[str, 
     assert answer.json()["detail"]
 
 
+def test_people_find_out_how_to_name_a_person(people: dict[str, Any]) -> None:
+    owner, oscar = people["apis"]["owner"], people["apis"]["oscar"]
+    ids = {name: person.removeprefix("person:") for name, person in people["persons"].items()}
+    told = owner.post("/memories", json={"scope": "person:oscar", "text": "x"}).json()["detail"]
+    assert f"{ids['oscar']} (oscar)" in told
+    told = oscar.post("/memories", json={"scope": "person:owner", "text": "x"}).json()["detail"]
+    assert (ids["oscar"] in told, ids["owner"] in told, ids["vera"] in told) == (True, False, False)
+    memory = note(oscar, "person:me", "My locker is number 12")
+    assert oscar.get(f"/memories/{memory}").json()["scope"] == people["persons"]["oscar"]
+
+
 def test_odd_characters_are_kept_readable(people: dict[str, Any]) -> None:
     api = people["apis"]["owner"]
     memory = note(api, "agent:gofer", "a\x07 bell, \u202eturned\u202c and 漢字 \x1b[31mred")
@@ -140,9 +151,9 @@ def test_an_export_comes_back_in_and_the_same_file_twice_is_once(people: dict[st
         assert (refused.status_code, f"--publish {len(lines)}." in refused.text) == (409, True), refused.text
     assert "Oscar" not in str(texts(owner, scope=target)), "nothing was imported"
     assert api.post("/memories/import", json={**wish, "scope": scope}).json()["imported"] == len(lines)
-    for _ in range(2):
+    for known in (0, len(lines)):
         done = owner.post("/memories/import", json={**wish, "publish": len(lines)})
-        assert done.json()["imported"] == len(lines), done.text
+        assert (done.json()["imported"], done.json()["known"]) == (len(lines), known), done.text
     found = texts(owner, scope=target, query="Oscar bike tent")
     assert [found.count(text) for text in ("Oscar's bike is red", "Oscar's tent is green")] == [1, 1]
     markdown = (
@@ -169,6 +180,7 @@ def test_an_export_comes_back_for_whom_it_was_with_who_said_it(people: dict[str,
     assert owner.post("/memories/import", json={"text": text}).json() == {
         "scope": "",
         "imported": 2,
+        "known": 2,
         "forgotten": 0,
     }
     assert len(owner.get("/memories/export").json()["memories"]) == before, "what is here stays as it is"
@@ -220,7 +232,12 @@ def test_what_was_forgotten_stays_so_when_its_file_is_imported_again(people: dic
         if "mill" in each["text"]
     ]
     api.post(f"/memories/{mill}/forget")
-    assert api.post("/memories/import", json=wish).json() == {"scope": scope, "imported": 1, "forgotten": 1}
+    assert api.post("/memories/import", json=wish).json() == {
+        "scope": scope,
+        "imported": 1,
+        "known": 1,
+        "forgotten": 1,
+    }
     assert "The mill is haunted" not in texts(api, scope=scope)
 
 
@@ -243,7 +260,7 @@ def test_a_strangers_word_stays_one_through_an_export(people: dict[str, Any]) ->
         ("not json", "Line 1 is no JSON"),
         ('{"text": "a"}\n[1]', "Line 2 is no object"),
         ('{"id": "x"}', "no text"),
-        ('{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}', "twice"),
+        ('{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}', "Line 2 has the id 'x' of line 1"),
         ('{"text": "a", "at": 253370764800}', "before the year 2100"),
         ('{"text": "a", "at": -5}', "since 1970"),
         (
@@ -257,7 +274,11 @@ def test_a_strangers_word_stays_one_through_an_export(people: dict[str, Any]) ->
         ),
         ('{"id": "a", "text": "a", "supersedes": "a"}\n{"text": "c"}', "cycle"),
         ('{"text": "a", "b": ' + "[" * 100_000 + "]" * 100_000 + "}", "Line 1 is no JSON"),
-        (json.dumps({"text": "x" * 30_000}), "at most"),
+        (json.dumps({"text": "x" * 30_000}), "Line 1 has 30000 characters; a memory has at most"),
+        (
+            '{"id": "a", "text": "a", "superseded_by": "b"}\n{"id": "b", "text": "b", "superseded_by": "a"}',
+            "cycle",
+        ),
         ("\n".join('{"text": "x"}' for _ in range(5001)), "Split the file"),
     ],
 )
@@ -273,6 +294,12 @@ def test_archive_indexes_are_read_with_superseded_lines_left_out() -> None:
         {"id": "new", "content": "The cat is called Pepper.", "supersedes": ["old"]},
     ]
     found = parse_import("\n".join(map(json.dumps, lines)), "jsonl")
+    assert [each.text for each in found] == ["We moved house.", "The cat is called Pepper."]
+    lines[1:] = [
+        {"id": "old", "content": "The cat is called Tom.", "superseded_by": "new"},
+        {"id": "new", "content": "The cat is called Pepper."},
+    ]
+    found = parse_import("\ufeff" + "\n".join(map(json.dumps, lines)), "")
     assert [each.text for each in found] == ["We moved house.", "The cat is called Pepper."]
 
 

@@ -39,8 +39,9 @@ _RULE = re.compile(
     re.I,
 )
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
-_COMMAND = re.compile(r"^\s*\$(?:tool)?\s.*$", re.M)
-"""A line that the offline model runs. Its words are arguments, not a sentence of anybody."""
+_COMMAND = re.compile(r"^\s*(?:@[\w-]+[,:]?\s+)?(?:\$(?:tool)?\s|/[a-z_]+(?:@\w+)?(?:\s|$)).*$", re.M | re.I)
+"""A line that the offline model runs, or a command that nobody carried out: its words are arguments, not a sentence of
+anybody. A name may stand in front."""
 MAX_RULES = 60
 MAX_LENGTH = 1000
 SYSTEM = """You keep the notes of an agent at work. Condense what follows so that the agent can go on from your

@@ -9,13 +9,14 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gofer.memory.notes import MAX_NOTE
 from gofer.memory.transfer import MAX_ENTRIES
 from gofer.web.api.http import EmptyBody, RequestModel, json_response, parse_body, parse_query, platform_of
 from gofer.web.auth import record_order, record_reading, visitor_of
 from gofer.web.queries import memories
 
 MAX_IMPORT = 8 * 1024 * 1024
-_SCOPE = "conversation:ID, person:ID or agent:NAME."
+_SCOPE = "conversation:ID, person:ID (or person:me) or agent:NAME."
 
 
 # For the description of the API alone: what is no scope is refused with a sentence that says what one is.
@@ -43,13 +44,13 @@ class NewNote(RequestModel):
         description=f"Who may hear of it: {_SCOPE}",
         json_schema_extra=_ONE_SCOPE,
     )
-    text: str = Field(min_length=1, max_length=500_000)
+    text: str = Field(min_length=1, max_length=MAX_NOTE)
 
 
 class MemoryChange(RequestModel):
     """Other words, a pin, or another audience."""
 
-    text: str | None = Field(default=None, max_length=500_000)
+    text: str | None = Field(default=None, max_length=MAX_NOTE)
     pinned: bool | None = Field(
         default=None, description="Whether it is a standing rule of its conversation."
     )
@@ -211,4 +212,5 @@ async def take_in(request: Request) -> Response:
 async def reindex(request: Request) -> Response:
     """Make an index anew, under a new key."""
     given = await parse_body(request, ScopeName)
-    return json_response(request, await memories.begin_reindex(platform_of(request), given.scope), 202)
+    begun = await memories.begin_reindex(platform_of(request), visitor_of(request), given.scope)
+    return json_response(request, begun, 202)

@@ -111,7 +111,7 @@ async def take_in(request: Request) -> Response:
 async def reindex(request: Request) -> Response:
     """Make every index anew, under new keys."""
     await form_of(request)
-    begun = await memories.begin_reindex(platform_of(request), "")
+    begun = await memories.begin_reindex(platform_of(request), visitor_of(request), "")
     return redirect("/memory", f"{begun['scopes']} indexes are being made anew.")
 
 

@@ -18,6 +18,7 @@ from gofer.memory.recall import indexed_scopes, reindex
 from gofer.memory.records import LIVE, SUPERSEDED, Memory, Source, UnknownMemory
 from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, conversation_scope, open_scope, split_scope
 from gofer.memory.transfer import ImportedNote, UnfitFile, exported, keep_import, parse_import
+from gofer.sanitize import clean
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import agents, conversations, memories, principals
 from gofer.vault.envelope import Vault
@@ -25,6 +26,8 @@ from gofer.web.auth import Visitor, is_readable
 from gofer.web.queries.conversations import list_conversations
 
 MAX_SCOPES = 300
+MAX_PEOPLE = 20
+"""How many people an error names."""
 KINDS = ("note", "rule", "plan", "summary", "result")
 UNREADABLE = "unreadable"
 
@@ -83,9 +86,11 @@ def _exists(connection: Connection, scope_id: str) -> bool:
     return connection.execute(select(table.c.id).where(table.c.id == whose)).scalar() is not None
 
 
-def named_scope(connection: Connection, scope_id: str) -> str:
-    """A scope with an agent's name in the place of its id."""
+def named_scope(connection: Connection, visitor: Visitor, scope_id: str) -> str:
+    """A scope by its id, where it has an agent's name or `me` in its place."""
     kind, whose = split_scope(scope_id)
+    if scope_id == f"{PERSON}:me":
+        return f"{PERSON}:{_own_principal(connection, visitor) or 'me'}"
     if kind == AGENT and not whose.startswith("agent_"):
         found = connection.execute(select(agents.c.id).where(agents.c.name == whose)).scalar()
         return f"{AGENT}:{found}" if found else scope_id
@@ -189,7 +194,7 @@ async def find(
 
 
 def _allowed_by_name(connection: Connection, visitor: Visitor, scope_id: str) -> list[str]:
-    return allowed(connection, visitor, named_scope(connection, scope_id) if scope_id else "")
+    return allowed(connection, visitor, named_scope(connection, visitor, scope_id) if scope_id else "")
 
 
 def _scopes_of(connection: Connection, visitor: Visitor, memory_id: str) -> tuple[str, ...]:
@@ -249,13 +254,23 @@ def _source(scope_id: str) -> Source:
 
 
 def _writable(connection: Connection, visitor: Visitor, scope_id: str) -> str:
-    scope_id = named_scope(connection, scope_id)
+    scope_id = named_scope(connection, visitor, scope_id)
     kind, whose = split_scope(scope_id)
     if not _exists(connection, scope_id) or not may_see(connection, visitor, scope_id):
-        raise NotFound(f"There is no {kind} {whose[:60]!r}.")
+        known = _known_people(connection, visitor) if kind == PERSON else ""
+        raise NotFound(f"There is no {kind} {whose[:60]!r}.{known}")
     if kind == AGENT and not visitor.may("owner"):
         raise Forbidden(OWNERS_WORD)
     return scope_id
+
+
+def _known_people(connection: Connection, visitor: Visitor) -> str:
+    """A sentence with the ids of people: for an owner of everybody, for others their own."""
+    query = select(principals.c.id, principals.c.name).order_by(principals.c.created_at).limit(MAX_PEOPLE)
+    if not visitor.may("owner"):
+        query = query.where(principals.c.id == _own_principal(connection, visitor))
+    people = [f"{row.id} ({clean(row.name)[:40]})" for row in connection.execute(query).all()]
+    return f" People are named by their ids: {', '.join(people)}." if people else ""
 
 
 def _trust(visitor: Visitor) -> str:
@@ -372,10 +387,10 @@ def take_in(
         _check_published(visitor, target, [each for each in entries if each.private], publish)
     else:
         _check_scopes(connection, visitor, entries)
-    kept, forgotten = keep_import(
+    kept = keep_import(
         connection, vault, entries=entries, scope_id=target, trust=_trust(visitor), author=visitor.name
     )
-    return {"scope": target, "imported": kept, "forgotten": forgotten}
+    return {"scope": target, **kept._asdict()}
 
 
 def _check_published(visitor: Visitor, target: str, private: Sequence[ImportedNote], publish: int) -> None:
@@ -406,19 +421,19 @@ def _check_scopes(connection: Connection, visitor: Visitor, entries: Sequence[Im
                 raise NotFound(f"Line {each.line}: {error} Give a scope to import it for others.") from None
 
 
-def _there(connection: Connection, scope_id: str) -> str:
+def _there(connection: Connection, visitor: Visitor, scope_id: str) -> str:
     """A scope by its id; raises NotFound for one that nobody has."""
-    found = named_scope(connection, scope_id)
+    found = named_scope(connection, visitor, scope_id)
     if not _exists(connection, found):
         raise NotFound(f"There is no {scope_id[:80]}.")
     return found
 
 
-async def begin_reindex(platform: Platform, scope_id: str) -> dict[str, Any]:
+async def begin_reindex(platform: Platform, visitor: Visitor, scope_id: str) -> dict[str, Any]:
     """Index a scope anew, or all of them, in the background."""
     if scope_id:
         split_scope(scope_id)
-        scope_id = await platform.database.read(partial(_there, scope_id=scope_id))
+        scope_id = await platform.database.read(partial(_there, visitor=visitor, scope_id=scope_id))
     scopes = [scope_id] if scope_id else await platform.database.read(indexed_scopes)
     for each in scopes:
         await platform.database.write(partial(reindex, scope_id=each))
