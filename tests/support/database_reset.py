@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
-from sqlmodel import SQLModel
+
+from gofer.store.tables import metadata
 
 _ALONE = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
@@ -21,7 +22,7 @@ _KEEP_NUMBERS = (
     "WHERE last_value IS NOT NULL;"
 )
 _FROM_THERE = "SELECT setval(format('%I', sequencename)::regclass, last_value) FROM furniture.numbers;"
-TABLES = [table.name for table in SQLModel.metadata.sorted_tables]
+TABLES = [table.name for table in metadata.sorted_tables]
 
 
 class Broom:

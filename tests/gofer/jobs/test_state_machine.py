@@ -20,7 +20,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from sqlalchemy import Connection, func, select
-from sqlmodel import SQLModel
 
 from gofer.errors import Conflict, Fenced
 from gofer.jobs import queue
@@ -30,7 +29,7 @@ from gofer.jobs.queue import Claim
 from gofer.settings import Settings
 from gofer.store.bootstrap import database_for
 from gofer.store.database import Database
-from gofer.store.tables import jobs
+from gofer.store.tables import jobs, metadata
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from support.world import World
@@ -238,7 +237,7 @@ class Engine(RuleBasedStateMachine):
 
 
 def _empty(c: Connection) -> None:
-    for table in reversed(SQLModel.metadata.sorted_tables):
+    for table in reversed(metadata.sorted_tables):
         c.execute(table.delete())
 
 
