@@ -225,9 +225,11 @@ def test_a_paused_run_stops_after_its_step_and_goes_on_after_a_restart(tmp_path:
     with session(house, token) as client:
         key = client.next()["sessionKey"]
         assert client.ask("agent.control", action="pause")["code"] == "execution_failed"
-        run = client.ask("agent.run.start", content="$ echo begun | tee -a steps; sleep 0.5")["run_id"]
+        step = f"$ echo begun | tee -a steps; until [ -e {tmp_path}/paused ]; do sleep 0.1; done"
+        run = client.ask("agent.run.start", content=step)["run_id"]
         client.until(lambda frame: frame["type"] == "agent.run.event" and "begun" in frame["payload"]["text"])
         assert client.ask("agent.run.pause", run_id=run)["state"] == "paused"
+        (tmp_path / "paused").touch()
         client.until(lambda frame: frame["type"] == "tool.event" and frame["exitCode"] == 0)
         assert client.ask("agent.control", action="state")["phase"] == "paused"
         client.ask("chat.send", content="$ echo meanwhile $(wc -l < steps)")

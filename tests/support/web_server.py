@@ -55,7 +55,7 @@ class House:
         self, data_dir: Path, *, roles: tuple[str, ...] = ("web", "worker"), **settings: Any
     ) -> None:
         self._roles = frozenset(roles)
-        given = {"sandbox": "off", "poll_interval": 0.1, **settings}
+        given = {"sandbox": "off", "poll_interval": 0.3, **settings}
         self.settings = with_tables(Settings(data_dir=data_dir, port=0, **given))
         self.platform: Platform
         self.app: Starlette
