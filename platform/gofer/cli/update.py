@@ -49,6 +49,8 @@ def list_releases(as_json: AsJson = False) -> None:
     def tell() -> None:
         columns = ("build", "state", "from", "signed by", "approved by")
         table(columns, rows, empty="None yet: `gofer up` has not run here.")
+        if found and not home.supervised():
+            print("\nNo supervisor runs here, so none of them does: gofer up")
         if failure := last_failure(home):
             print(f"\n{failed(failure)}")
         for build in [build for build, state in states.items() if state == "waits for approval"]:

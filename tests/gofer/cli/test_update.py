@@ -50,6 +50,9 @@ def test_the_list_says_how_each_stands_and_what_failed(terminal: Terminal, home:
     assert "waits for approval" in states["3.0"]
     assert "1.0 runs again. The process serve ended by itself (exit code 3)." in said
     assert "gofer update approve 3.0" in said
+    assert "No supervisor runs here" in said
+    home.take(0)
+    assert "No supervisor" not in terminal("update", "list")
     found = terminal.json("update", "list")["releases"]
     assert [one["state"] for one in found] == ["runs", "taken back", "waits for approval"]
     assert "exit code 3" in terminal("update", "show", "2.0")
