@@ -184,6 +184,10 @@ def render(said: ConversationMessage, of_run: Trust) -> list[Block]:
     return blocks
 
 
+TOLD = "Gofer, not you, then told them: "
+"""How a note begins that ends what was said before it: a run that was stopped, or failed."""
+
+
 def note(text: str) -> Block:
     """Words of ours to the model, in the user's place."""
     return {"type": "text", "text": f"<note>{text}</note>"}

@@ -461,6 +461,10 @@ class Shells:
             try:
                 yield shell
             finally:
+                if stopped is not None and stopped.is_set():
+                    # It may be cut off before it has ended its command, for which the next run would wait.
+                    with contextlib.suppress(SandboxError):
+                        await shell.cancel()
                 shell.used, shell.equipping = time.monotonic(), None
                 if equipping is not None:
                     equipping.close()

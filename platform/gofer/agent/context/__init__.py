@@ -22,7 +22,7 @@ from gofer.agent.model import Block, Features, ModelMessage, ModelRequest, ToolS
 from gofer.agent.models.documents import document_block, document_stub, document_tokens
 from gofer.agent.models.images import image_block, smaller
 from gofer.agent.state import Call, Round, State
-from gofer.agent.transcript import IMAGE_STUB, joined, merge, note, plain, render, stub, transcript
+from gofer.agent.transcript import IMAGE_STUB, TOLD, joined, merge, note, plain, render, stub, transcript
 from gofer.tool import Blobs
 
 PREAMBLE = """You are {name}, an agent that works for people through Gofer, a platform of theirs. You are given \
@@ -383,7 +383,7 @@ def _messages(said: ConversationMessage, state: State) -> Iterator[ModelMessage]
         yield {"role": "assistant", "content": [words], "by": "history"}
     if said.ours:
         # A model that reads such sentences as its own begins to say them.
-        told = note(f"Gofer, not you, then told them: {plain(said.ours)}")
+        told = note(f"{TOLD}{plain(said.ours)}")
         yield {"role": "user", "content": [told]}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from gofer.agent.model import Block, Delta, Features, ModelEvent, ModelMessage, ModelRequest, Turn, Usage
 from gofer.agent.models.output import call_block
 from gofer.agent.state import texts
-from gofer.agent.transcript import meant
+from gofer.agent.transcript import TOLD, meant, note
 
 LABEL = "(offline model)"
 WHAT_IT_IS = (
@@ -101,7 +101,12 @@ def _calls(message: ModelMessage, position: int, malformed: dict[str, str]) -> I
 
 
 def _command_lines(message: ModelMessage) -> Iterator[str]:
-    for block in message["content"]:
+    """The commands that nobody has dealt with: not those of a run that was stopped or failed, which are never repeated
+    blindly."""
+    blocks = message["content"]
+    ended = note(TOLD)["text"].removesuffix("</note>")
+    dealt_with = [n for n, block in enumerate(blocks, 1) if block.get("text", "").startswith(ended)]
+    for block in blocks[max(dealt_with, default=0) :]:
         if not _may_order(block.get("origin")):
             continue
         for line in meant(block).splitlines():
