@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import secrets
 import sys
 import tempfile
@@ -36,6 +37,10 @@ IDLE, TALKING, ROUNDS = 1000, 200, 5
 MAX_BYTES = 60 * 1024
 MEMBERS = 20
 """Each may have twenty pages of the web chat open."""
+STREAMING, LINES = 10, 40
+"""Connections that are told what a command prints, and how many lines of it."""
+COMMAND = f"$ for i in {{1..{LINES}}}; do echo $EPOCHREALTIME; sleep 0.05; done"
+"""Each line says when it was printed."""
 WATCHED = 20.0
 """Seconds over which idle connections are watched."""
 
@@ -51,6 +56,9 @@ async def main(quick: bool) -> list[Row]:
     async with _server() as (process, url, tokens):
         gateway = await _idle(process.pid, url, tokens[0], idle, seconds, _gateway)
         through_gateway = await _talk(url, tokens, talking, _gateway)
+    async with _server("unconfined") as (process, url, tokens):
+        deltas = {door: await _stream(url, tokens, door) for door in (_chat_room, _session, _gateway)}
+    page = percentile(deltas[_chat_room], 50)
     note = f"{talking} at once"
     return [
         Row(
@@ -87,14 +95,19 @@ async def main(quick: bool) -> list[Row]:
             "x",
             at_most=2,
         ),
+        Row(GROUP, "a delta reaches the web chat, median", page * 1000, "ms", note=f"{STREAMING} at once"),
+        *(
+            Row(GROUP, f"a delta, {name} / web chat", percentile(deltas[door], 50) / page, "x", at_most=1.5)
+            for name, door in (("session protocol", _session), ("gateway protocol", _gateway))
+        ),
     ]
 
 
 @contextlib.asynccontextmanager
-async def _server() -> AsyncIterator[tuple[Any, str, list[str]]]:
+async def _server(sandbox: str = "off") -> AsyncIterator[tuple[Any, str, list[str]]]:
     with tempfile.TemporaryDirectory() as folder:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.sockets", folder,
+            sys.executable, "-m", "benchmarks.sockets", folder, sandbox,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert process.stdout is not None
@@ -209,9 +222,33 @@ async def _said(round_: int, number: int, line: ClientConnection, message: str, 
     return time.perf_counter() - began
 
 
-async def serve(folder: Path) -> None:
+async def _stream(url: str, tokens: list[str], door: Any) -> list[float]:
+    """Seconds from when a command prints a line until a client has it."""
+    async with contextlib.AsyncExitStack() as stack:
+        lines = [await door(stack, url, tokens[n]) for n in range(STREAMING)]
+        named = f"stream-{door.__name__.replace('_', '-')}"
+        found = await asyncio.gather(*(_heard(f"{named}-{n:06}", *line) for n, line in enumerate(lines)))
+        return sorted(seconds for each in found for seconds in each)
+
+
+async def _heard(name: str, line: ClientConnection, message: str, sign: str) -> list[float]:
+    """When each line of a command was heard first, after the shell was brought up by another one."""
+    for round_, said in enumerate(("$ true", COMMAND)):
+        given = message.replace("{id}", f"{name}-{round_}").replace('"hello"', json.dumps(said))
+        await line.send(given)
+        heard: dict[str, float] = {}
+        while len(heard) < (LINES if round_ else 0):
+            frame = str(await line.recv())
+            for printed in re.findall(r"[0-9]{10}\.[0-9]{6}", frame):
+                heard.setdefault(printed, time.time() - float(printed))
+        if not round_:
+            await asyncio.sleep(5)
+    return list(heard.values())
+
+
+async def serve(folder: Path, sandbox: Any) -> None:
     """The other process: serve until the input ends."""
-    settings = Settings(data_dir=folder / "data", port=0, sandbox="off", max_per_address=5000)
+    settings = Settings(data_dir=folder / "data", port=0, sandbox=sandbox, max_per_address=5000)
     door = _listen(settings)
     async with (
         open_app(settings, roles=frozenset({"web", "worker"})) as platform,
@@ -228,4 +265,4 @@ def _token(connection: Any, number: int) -> str:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1])))
+    asyncio.run(serve(Path(sys.argv[1]), sys.argv[2]))

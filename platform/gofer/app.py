@@ -28,6 +28,7 @@ from gofer.connections.context import HttpClients, LoadedConnections
 from gofer.connections.health import watch
 from gofer.connections.inflow import CATCH_UP, POLL, SET_UP, ensure_catch_up, ensure_inflow
 from gofer.connections.registry import IntegrationRegistry
+from gofer.devices import DeviceQuestions
 from gofer.errors import GoferError
 from gofer.goals.handler import GoalDriver, goal_apology
 from gofer.goals.load import keep_watching
@@ -47,6 +48,7 @@ from gofer.jobs.kinds import (
     ANSWER,
     APPROVAL,
     DELIVER,
+    DEVICE,
     GOAL,
     HEARTBEAT,
     NUDGE,
@@ -605,6 +607,7 @@ def _conversation_handlers(
     return {
         RECEPTION: commands.handle,
         APPROVAL: Approvals(database=database, vault=vault, accounts=accounts).handle,
+        DEVICE: DeviceQuestions(database, vault, accounts).handle,
         SAY: scheduled.handle,
         PROPOSAL: proposals.handle,
         GOAL: driver.handle,

@@ -265,7 +265,7 @@ class Settings(BaseModel):
     )
     agent_runtime_v1: bool = Field(
         default=True,
-        description="Whether agents have folders with identity layers; without, only flat settings and instructions.",
+        description="Whether agents have folders with identity layers, and the session protocol `agent.run`.",
     )
     timezone: str = Field(default="UTC", description="The workspace's time zone, e.g. Europe/Berlin.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

@@ -72,6 +72,10 @@ class GatewayClient:
             _CHECKERS["EventFrame"].validate(frame)
             if name := EVENTS.get(frame["event"]):
                 _CHECKERS[name].validate(frame["payload"])
+            for entry in frame["payload"]["presence"] if frame["event"] == "presence" else ():
+                _CHECKERS["PresenceEntry"].validate(entry)
+            if "stateVersion" in frame:
+                _CHECKERS["StateVersion"].validate(frame["stateVersion"])
             if "seq" in frame:
                 assert frame["seq"] == self._last_seq + 1, f"a gap: {frame['seq']} after {self._last_seq}"
                 self._last_seq = frame["seq"]

@@ -70,7 +70,7 @@ const started = await say("$ echo one two", first);
 const answer = await until(ended(first, "final"));
 
 const second = randomUUID();
-await say("$ echo begun; sleep 6", second);
+await say("$ echo begun; sleep 60", second);
 await until((event) => JSON.stringify(event).includes("begun"));
 const aborted = await client.request("chat.abort", { sessionKey, runId: second });
 await until(ended(second, "aborted"));

@@ -17,7 +17,7 @@ async def talk(url: str) -> dict[str, Any]:
     client = OpenClawClient(config=ClientConfig(), gateway=first)
     agent = client.get_agent("gofer", "from-pypi")
     answer = await agent.execute("$ echo one two")
-    long = asyncio.create_task(agent.execute("$ sleep 6"))
+    long = asyncio.create_task(agent.execute("$ sleep 60"))
     for _ in range(100):
         await asyncio.sleep(0.1)
         if (await first.chat_abort(agent.session_key))["aborted"]:

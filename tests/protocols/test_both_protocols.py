@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import pytest
 
+from gofer.errors import StoreUnavailable
+from gofer.web.client_socket import TOKEN_BURST, Allowance
 from protocols.gateway_client import GatewayClient, gateway, text_of
 from protocols.session_client import SessionClient, session
 from support.web_server import House
@@ -152,3 +155,50 @@ def test_the_same_session_is_behind_both_doors(house: House, token: str) -> None
             there.say("$ echo from the session", "one-room-message-2")
             assert "from the session" in there.answer()
             assert "from the session" in here.answer()
+
+
+def test_a_store_that_is_away_is_said_and_the_connection_goes_on(
+    house: House, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(connection: Any, value: str) -> None:
+        raise StoreUnavailable("The store is away.")
+
+    with session(house, token, session="away") as one, gateway(house, token) as other:
+        one.next()
+        with monkeypatch.context() as patch:
+            patch.setattr("gofer.web.auth.guard.by_token", away)
+            patch.setattr("gofer.web.protocols.gateway.by_token", away)
+            refused = one.ask("chat.send", content="hello")
+            assert (refused["type"], refused["code"]) == ("error", "storage_unavailable")
+            said = {"sessionKey": "agent:gofer:away", "message": "hello", "idempotencyKey": "away-1"}
+            error = other.refused("chat.send", **said).error
+            assert (error["code"], error["retryable"]) == ("UNAVAILABLE", True)
+        assert one.say("hello")
+        assert other.ask("chat.send", **said)["status"] == "started"
+
+
+def test_memories_that_cannot_be_searched_are_said(
+    house: House, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with session(house, token, session="degraded") as client:
+        client.next()
+        client.say("The harbour is called Ostende.")
+        search = house.platform.recall.search
+
+        async def degraded(*given: Any, **more: Any) -> Any:
+            return replace(await search(*given, **more), degraded={"conversation": "away"})
+
+        monkeypatch.setattr(house.platform.recall, "search", degraded)
+        assert client.ask("memory.query", topic="harbour", id="q")["type"] == "memory.query"
+        told = client.until(lambda frame: frame["type"] == "error")
+        assert (told["request"], told["code"]) == ("q", "memory_degraded")
+
+
+def test_one_token_has_a_rate_over_all_its_sessions(
+    house: House, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Allowance, "spend", lambda allowance: allowance._burst < TOKEN_BURST)
+    with session(house, token) as client:
+        client.next()
+        refused = client.ask("ping")
+        assert (refused["code"], refused["retryAfterMs"]) == ("queue_saturated", 1000)

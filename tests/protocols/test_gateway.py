@@ -9,7 +9,9 @@ import pytest
 from sqlalchemy import select
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from gofer.jobs.worker import CANCEL_GRACE
 from gofer.store.tables import jobs
+from gofer.web.client_socket import Allowances
 from gofer.web.protocols import gateway as door
 from protocols.gateway_client import GatewayClient, GatewayRefused, gateway, hello_params, line, text_of
 from protocols.session_client import session
@@ -183,7 +185,8 @@ def test_bad_frames_get_an_error_and_the_connection_goes_on(
 ) -> None:
     with gateway(house, token) as client:
         client.connection.send(sent)
-        assert client.next()["error"]["code"] == "INVALID_REQUEST"
+        answer = client.until(lambda frame: frame["type"] == "res")
+        assert answer["error"]["code"] == "INVALID_REQUEST"
         assert client.ask("health")["ok"] is True
 
 
@@ -212,8 +215,8 @@ def test_a_client_that_floods_is_cut_off_alone(house: House, token: str) -> None
 def test_one_token_has_a_rate_over_all_its_connections(
     house: House, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few, spend = door.Allowances(3, 0), door.Allowances.spend
-    monkeypatch.setattr(door.Allowances, "spend", lambda _, who: who == token or spend(few, who))
+    few, spend = Allowances(3, 0), Allowances.spend
+    monkeypatch.setattr(Allowances, "spend", lambda _, who: who == token or spend(few, who))
     other = house.token(house.owner())
     with gateway(house, other) as one, gateway(house, other) as two, gateway(house, token) as calm:
         one.ask("health"), two.ask("health"), one.ask("health")
@@ -285,13 +288,31 @@ def test_words_are_told_as_they_come(house: House, token: str) -> None:
 def test_a_run_is_aborted(house: House, token: str) -> None:
     with gateway(house, token) as client:
         key = "agent:gofer:long"
-        client.ask("chat.send", sessionKey=key, message="$ echo begun; sleep 60", idempotencyKey="long-1")
+        client.ask("chat.send", sessionKey=key, message="$ echo begun; sleep 600", idempotencyKey="long-1")
         client.until(lambda frame: "begun" in json.dumps(frame))
         answer = client.ask("chat.abort", sessionKey=key, runId="long-1")
         assert answer == {"ok": True, "aborted": True, "runIds": ["long-1"]}
         client.event("chat", runId="long-1", state="aborted")
         assert client.ask("agent.wait", runId="long-1")["stopReason"] == "aborted"
         assert client.ask("chat.abort", sessionKey=key)["aborted"] is False
+        assert "after" in client.say("$ echo after", "long-2", key)
+
+
+@pytest.mark.parametrize("grace", [CANCEL_GRACE, 0.0])
+def test_what_follows_an_abort_does_not_wait_for_it(
+    house: House, token: str, monkeypatch: pytest.MonkeyPatch, grace: float
+) -> None:
+    # Without any, a run is cut off before it can end its command: as on a machine that is busy for seconds.
+    monkeypatch.setattr("gofer.jobs.worker.CANCEL_GRACE", grace)
+    with gateway(house, token) as client:
+        key, run, after = f"agent:gofer:short-{grace}", f"short-{grace}", f"after-{grace}"
+        for number in range(2):  # the first opens the shell, and is stopped on the way there
+            message = {"message": "$ echo begun; sleep 600", "idempotencyKey": f"{run}-{number}"}
+            client.ask("chat.send", sessionKey=key, **message)
+            if number or not grace:
+                client.until(lambda frame: frame.get("event") == "agent" and "begun" in json.dumps(frame))
+            client.ask("chat.abort", sessionKey=key)
+            assert "after" in client.say("$ echo after", f"{after}-{number}", key)
 
 
 def test_waiting_for_a_run_holds_nothing_else_up(house: House, token: str) -> None:

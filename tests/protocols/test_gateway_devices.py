@@ -13,8 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from websockets.exceptions import ConnectionClosed
 
+from gofer.devices import MAX_ASKED
 from gofer.store.tables import devices
 from protocols.gateway_client import Frame, GatewayRefused, checker, gateway, hello_params, line
+from support.patience import until
 from support.web_server import House
 
 
@@ -164,6 +166,104 @@ def test_a_device_from_elsewhere_waits_for_an_owner(house: House, token: str) ->
     with pytest.raises(GatewayRefused) as refused:
         connect_as(house, device, issued, FAR)
     assert refused.value.detail in ("AUTH_DEVICE_TOKEN_MISMATCH", "AUTH_RATE_LIMITED")
+
+
+def question_about(house: House, token: str, device: Device) -> Frame:
+    """What the owners are asked about a device."""
+
+    def asked() -> Frame | None:
+        found = house.api(token).get("/questions").json()["questions"]
+        return next((each for each in found if device.id[:16] in each["question"]), None)
+
+    found: Frame = until(asked)
+    return found
+
+
+def pairing_required(house: House, device: Device, token: str, **more: Any) -> None:
+    with pytest.raises(GatewayRefused) as refused:
+        connect_as(house, device, token, FAR, **more)
+    assert (refused.value.code, refused.value.detail) == ("NOT_PAIRED", "PAIRING_REQUIRED")
+
+
+def state_of(house: House, token: str, device: Device) -> tuple[bool, bool]:
+    found = house.api(token).get("/devices").json()["devices"]
+    return next((each["paired"], each["waiting"]) for each in found if each["id"] == device.id)
+
+
+def test_owners_are_asked_whether_a_device_may_connect(house: House, token: str) -> None:
+    operator = house.token(house.member("olga", "operator", password=""), "write")
+    device, scopes = Device(), ["operator.read", "operator.write"]
+    for _ in range(3):  # a client tries again and again; the owners are asked once
+        pairing_required(house, device, operator, scopes=scopes)
+    asked = question_about(house, token, device)
+    assert all(words in asked["question"] for words in ("`test`", "olga", "`operator.write`"))
+    assert asked["choices"] == ["Approve", "Decline"]
+    about = [each["question"] for each in house.api(token).get("/questions").json()["questions"]]
+    assert sum(device.id[:16] in each for each in about) == 1
+    # Nobody else reads or answers it.
+    assert device.id[:16] not in house.api(operator).get("/questions").text
+    answer = {"text": "Approve"}
+    assert house.api(operator).post(f"/questions/{asked['id']}/answer", json=answer).status_code != 202
+    assert state_of(house, token, device) == (False, True)
+    assert house.api(token).post(f"/questions/{asked['id']}/answer", json=answer).status_code == 202
+    until(lambda: state_of(house, token, device) == (True, False))
+    assert connect_as(house, device, operator, FAR, scopes=scopes)["scopes"] == scopes
+    entries = house.api(token).get("/audit").json()["entries"]
+    assert ("device.paired", device.id) in [(each["action"], each["subject"]) for each in entries]
+
+
+def test_a_device_that_is_declined_is_not_asked_about_again(house: House, token: str) -> None:
+    device = Device()
+    pairing_required(house, device, token)
+    asked = question_about(house, token, device)
+    house.api(token).post(f"/questions/{asked['id']}/answer", json={"text": "Decline"})
+    until(lambda: state_of(house, token, device) == (False, False))
+    pairing_required(house, device, token)
+    assert device.id[:16] not in house.api(token).get("/questions").text
+    # After a day it may ask again.
+    old = devices.update().where(devices.c.id == device.id).values(created_at=devices.c.created_at - 90000)
+    house.write(lambda connection: connection.execute(old).rowcount)
+    pairing_required(house, device, token)
+    assert question_about(house, token, device)["id"] != asked["id"]
+
+
+@pytest.mark.parametrize("how", ["command", "gateway", "rejected", "removed"])
+def test_a_command_ends_the_question(house: House, token: str, how: str) -> None:
+    device = Device()
+    pairing_required(house, device, token)
+    question_about(house, token, device)
+    if how == "command":
+        assert house.api(token).post(f"/devices/{device.id}/pair", json={}).status_code == 200
+    elif how == "removed":
+        assert house.api(token).delete(f"/devices/{device.id}").status_code == 200
+    else:
+        verb = "approve" if how == "gateway" else "reject"
+        with gateway(house, token) as owner:
+            owner.ask(f"device.pair.{verb}", requestId=device.id)
+            assert device.id not in str(owner.ask("device.pair.list")["pending"])
+    assert device.id[:16] not in house.api(token).get("/questions").text
+    if how in ("command", "gateway"):
+        assert connect_as(house, device, token, FAR)["deviceToken"]
+    elif how == "rejected":
+        pairing_required(house, device, token)
+
+
+def test_only_some_devices_of_a_member_are_asked_about_at_once(house: House, token: str) -> None:
+    operator = house.token(house.member("omar", "operator", password=""), "write")
+    waiting = [Device() for _ in range(MAX_ASKED + 1)]
+    for device in waiting:
+        pairing_required(house, device, operator)
+    for device in waiting[:-1]:
+        question_about(house, token, device)
+    assert state_of(house, token, waiting[-1]) == (False, False)
+    house.api(token).delete(f"/devices/{waiting[0].id}")
+    until(lambda: waiting[0].id[:16] not in house.api(token).get("/questions").text)
+
+    def asked() -> bool:
+        pairing_required(house, waiting[-1], operator)
+        return state_of(house, token, waiting[-1]) == (False, True)
+
+    until(asked)
 
 
 def test_a_devices_token_is_good_with_its_key_alone(house: House, token: str) -> None:

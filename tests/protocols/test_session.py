@@ -275,3 +275,34 @@ def test_saturation_is_told_when_it_comes_on_a_reconnect_and_when_it_is_cleared(
         for each in (client, neighbour):
             each.ask("agent.control", action="cancel")
     house.close()
+
+
+PARTS: dict[str, tuple[str, dict[str, str]]] = {
+    "agent_runtime_v1": ("agent.run.list", {}),
+    "memory_v1": ("memory.recall", {}),
+    "workers_v1": ("agent.control", {"action": "clear_saturation"}),
+}
+"""A message of each part that can be switched off."""
+
+
+def test_capabilities_are_the_parts_that_are_switched_on(house: House, token: str, tmp_path: Path) -> None:
+    with session(house, token) as client:
+        assert client.next()["capabilities"] == list(PARTS)
+        for message in PARTS.values():
+            assert client.ask(message[0], **message[1])["type"] != "error"
+    off = House(tmp_path / "data", agent_runtime_v1=False, memory_v1=False, workers_v1=False)
+    try:
+        (tmp_path / "data" / "agents").mkdir(exist_ok=True)
+        (tmp_path / "data" / "agents" / "beating.toml").write_text("[heartbeat]\nenabled = true\n")
+        with session(off, off.token(off.owner())) as client:
+            assert client.next()["capabilities"] == []
+            assert client.ask("connect")["capabilities"] == []
+            for flag, message in PARTS.items():
+                refused = client.ask(message[0], **message[1])
+                assert (refused["type"], refused["code"]) == ("error", "unsupported_message_type")
+                assert flag in refused["message"]
+            assert client.say("hello")  # and what every client knows still works
+        with session(off, off.token(off.owner()), agent="beating") as client:
+            assert client.next()["capabilities"] == ["heartbeat"]
+    finally:
+        off.close()

@@ -36,7 +36,7 @@ def list_devices(as_json: AsJson = False) -> None:
             each["name"],
             each["member"],
             " ".join(each["scopes"]),
-            "yes" if each["paired"] else "waits",
+            "yes" if each["paired"] else "waits" if each["waiting"] else "no",
             ago(each["used_at"]) if each["used_at"] else "never",
         )
         for each in found["devices"]

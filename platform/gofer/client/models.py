@@ -1422,7 +1422,8 @@ class Device(Shape):
     name: str
     member: str
     scopes: list[str]
-    paired: bool = Field(description="False while it waits for an owner.")
+    paired: bool = Field(description="False until an owner has let it in.")
+    waiting: bool = Field(description="Whether the owners are being asked about it.")
     has_token: bool
     created_at: float
     used_at: float | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from itertools import islice, takewhile
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from sqlalchemy import Connection, or_, select, update
 
 from gofer.errors import ConfigError
 from gofer.jobs.queue import SERVICE, submit
-from gofer.store import row_macs
+from gofer.store import events, row_macs
 from gofer.store.db_time import now
 from gofer.store.ids import new_id
 from gofer.store.tables import schedules
@@ -86,7 +86,14 @@ def add_schedule(
         "created_at": now(),
     }
     row_macs.insert(connection, schedules, row)
+    note_change(connection, row, "added")
     return schedule_id
+
+
+def note_change(connection: Connection, row: Mapping[str, Any], action: str) -> None:
+    """Put on record that a schedule was added, updated or removed."""
+    data = {"schedule": row["id"], "kind": row["kind"], "action": action}
+    events.record(connection, "schedule.changed", row["workspace_id"], data=data)
 
 
 def next_tick(connection: Connection, cron: str, timezone: str) -> float:

@@ -83,6 +83,7 @@ class Follower:
         self._signals = signals
         self._watchers: set[_Watcher] = set()
         self._wakes: dict[str, set[Callable[[], None]]] = defaultdict(set)
+        self._heeds: dict[Callable[[Event], None], frozenset[str]] = {}
         self._place = Cursor()
         self._reading: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
@@ -147,6 +148,18 @@ class Follower:
             if not self._wakes[conversation_id]:
                 del self._wakes[conversation_id]
 
+    @contextlib.asynccontextmanager
+    async def heeding(self, kinds: frozenset[str], hear: Callable[[Event], None]) -> AsyncIterator[None]:
+        """Have `hear` called with every event of some kinds, without its words, for as long as the block lasts.
+        Contract: `hear` neither blocks nor raises."""
+        async with self._turn:
+            await self._begin()
+            self._heeds[hear] = kinds
+        try:
+            yield
+        finally:
+            del self._heeds[hear]
+
     async def _begin(self) -> None:
         if self._reading is None or self._reading.done():
             self._place = await self._database.read(end_of_log)
@@ -170,7 +183,7 @@ class Follower:
     async def _read(self) -> None:
         woken = self._signals.subscribe(EVENTS)
         try:
-            while self._watchers or self._wakes:
+            while self._watchers or self._wakes or self._heeds:
                 try:
                     await self._look()
                 except Exception as error:  # noqa: BLE001 - the database may come back
@@ -197,6 +210,10 @@ class Follower:
             touched = {event["conversation_id"] for event in found} & self._wakes.keys()
             for wake in [wake for conversation_id in touched for wake in self._wakes[conversation_id]]:
                 wake()
+            for hear, kinds in self._heeds.items():
+                for event in found:
+                    if event["kind"] in kinds:
+                        hear(event)
         return bool(found)
 
     def _after(self, connection: Connection, wanted: Callable[[Event], bool]) -> tuple[list[Event], Cursor]:

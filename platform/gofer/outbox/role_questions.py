@@ -10,14 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, insert, select
 
 from gofer.connections.context import LoadedConnection
 from gofer.identity import WEB_CHAT, linked_identities, people_of
 from gofer.jobs.control import ROLES
 from gofer.jobs.outcome import Draft, Wait
+from gofer.jobs.queue import lock_lane
+from gofer.secrets.rotation import new_conversation_key
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.db_time import now
+from gofer.store.ids import new_id
 from gofer.store.messages import binding_at
 from gofer.store.tables import bindings, conversations, messages
+from gofer.vault.envelope import Vault
 
 
 def ask_role(
@@ -37,6 +43,31 @@ def ask_role(
         for one, binding in private_chats(connection, connected, workspace_id, ROLES[role])
     ]
     return Wait(text, about, role, expires_after, tuple(drafts), choices=choices)
+
+
+def own_conversation(connection: Connection, vault: Vault, *, kind: str, title: str) -> str:
+    """The platform's own conversation of a kind, which its questions belong to; made when it is first needed."""
+    lock_lane(connection, kind)
+    found = connection.execute(
+        select(conversations.c.id)
+        .where(conversations.c.kind == kind, conversations.c.purged_at.is_(None))
+        .with_for_update()
+    ).scalar()
+    if found is not None:
+        return str(found)
+    id_ = new_id("conv")
+    connection.execute(
+        insert(conversations).values(
+            id=id_,
+            workspace_id=FIRST_WORKSPACE,
+            kind=kind,
+            title=title,
+            data_key=new_conversation_key(connection, vault, id_),
+            last_seq=0,
+            created_at=now(),
+        )
+    )
+    return id_
 
 
 def private_chats(

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, func, select
 
 from gofer.connections.context import LoadedConnections
 from gofer.errors import Conflict, NotFound
 from gofer.jobs.control import GivenAnswer, answer_to
 from gofer.jobs.kinds import RELEASE_NOTICE, RELEASE_QUESTION
 from gofer.jobs.outcome import OWNERS, Dead, Done, Draft, Outcome, Snooze
-from gofer.jobs.queue import SERVICE, lock_lane, submit
+from gofer.jobs.queue import SERVICE, submit
 from gofer.jobs.worker import Run
-from gofer.outbox.role_questions import ask_role, last_web_rooms, private_chats
+from gofer.outbox.role_questions import ask_role, last_web_rooms, own_conversation, private_chats
 from gofer.releases.lifecycle import (
     approve,
     decline,
@@ -32,13 +32,11 @@ from gofer.releases.lifecycle import (
 )
 from gofer.releases.source import describe_changes, parse_diff
 from gofer.releases.wheel import ReleaseRefused
-from gofer.secrets.rotation import new_conversation_key
 from gofer.store import migrations
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.database import Database
 from gofer.store.db_time import now
-from gofer.store.ids import new_id
-from gofer.store.tables import attempts, conversations, jobs, questions
+from gofer.store.tables import attempts, jobs, questions
 from gofer.vault.envelope import Vault
 from gofer_supervisor.home import CURRENT, Home
 
@@ -162,28 +160,8 @@ def tell_owners(connection: Connection, vault: Vault, number: int, kind: str, da
 
 
 def updates_conversation(connection: Connection, vault: Vault) -> str:
-    """The conversation that questions and notices about releases belong to; made when it is first needed."""
-    lock_lane(connection, KIND)
-    found = connection.execute(
-        select(conversations.c.id)
-        .where(conversations.c.kind == KIND, conversations.c.purged_at.is_(None))
-        .with_for_update()
-    ).scalar()
-    if found is not None:
-        return str(found)
-    id_ = new_id("conv")
-    connection.execute(
-        insert(conversations).values(
-            id=id_,
-            workspace_id=FIRST_WORKSPACE,
-            kind=KIND,
-            title=TITLE,
-            data_key=new_conversation_key(connection, vault, id_),
-            last_seq=0,
-            created_at=now(),
-        )
-    )
-    return id_
+    """The conversation that questions and notices about releases belong to."""
+    return own_conversation(connection, vault, kind=KIND, title=TITLE)
 
 
 @dataclass(frozen=True, slots=True)

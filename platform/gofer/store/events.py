@@ -27,6 +27,7 @@ KINDS: dict[str, str] = {
     "revision.started": "Another release was made the current one, on probation.",
     "revision.promoted": "A release has proved itself: it is the good one from now on.",
     "revision.rolled_back": "A release did not work, and the one before it was put back.",
+    "schedule.changed": "A schedule was added, changed or removed.",
     "delivery.accepted": "A request was verified and kept.",
     "delivery.redriven": "A repeat of a delivery whose job had died ran that job again.",
     "message.admitted": "A message's author was looked up; its trust is known from here on.",

@@ -21,6 +21,8 @@ SLOWEST = 64 * 1024
 """Bytes per second that a form of somebody who is signed in may take, beside what every body may."""
 CONNECTION = "gofer.connection"
 """Where a request's scope keeps the connection that it came by."""
+LAST_WORDS = "gofer.last_words"
+"""In the scope of a WebSocket: has one more frame sent when the server stops."""
 MESSAGE_LIMIT = "gofer.message_limit"
 """Where a WebSocket's scope keeps what bounds the bytes of its messages from then on."""
 CLIENT_GONE = 499

@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from gofer.errors import Forbidden, NotFound, StoreError, TooBusy
 from gofer.web.auth import NotSignedIn, guard
-from gofer.web.body import MESSAGE_LIMIT
+from gofer.web.body import LAST_WORDS, MESSAGE_LIMIT
 
 log = structlog.get_logger()
 
@@ -30,6 +30,10 @@ CLOSE_TIMEOUT = 1.0
 """Seconds to say goodbye in."""
 BURST, PER_SECOND = 30.0, 5.0
 """Frames a connection may send at once, and on average."""
+TOKEN_BURST, TOKEN_PER_SECOND = 2000.0, 400.0
+"""Frames of all connections with one token, at one door."""
+MAX_KNOWN = 10_000
+"""Addresses and tokens whose allowances are kept."""
 MAX_REASON = 120
 """Bytes of what a close says; the protocol has room for 123."""
 
@@ -66,6 +70,22 @@ class Allowance:
         return self._left >= 0
 
 
+class Allowances:
+    """An allowance for each of many; those that were kept longest are forgotten first."""
+
+    def __init__(self, burst: float = TOKEN_BURST, per_second: float = TOKEN_PER_SECOND) -> None:
+        self._burst, self._per_second = burst, per_second
+        self._known: dict[str, Allowance] = {}
+
+    def spend(self, who: str) -> bool:
+        """Whether one more may come of somebody now."""
+        if who not in self._known:
+            if len(self._known) >= MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[who] = Allowance(self._burst, self._per_second)
+        return self._known[who].spend()
+
+
 class ClientSocket:
     """One connection: sends are bounded in time and come one after the other, what comes in is bounded in number."""
 
@@ -87,6 +107,12 @@ class ClientSocket:
         limit = self.websocket.scope.get(MESSAGE_LIMIT)
         if limit is not None:
             limit(size)
+
+    def say_last(self, words: Callable[[], str]) -> None:
+        """Have one more frame sent when the server stops and closes the socket."""
+        say_last = self.websocket.scope.get(LAST_WORDS)
+        if say_last is not None:
+            say_last(words)
 
     async def send(self, text: str) -> None:
         """Send one frame; raises TimeoutError when it is not read."""

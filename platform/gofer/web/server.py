@@ -24,7 +24,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from gofer.settings import Settings
 from gofer.web.auth.client_address import Peers, network_of
-from gofer.web.body import CONNECTION, MESSAGE_LIMIT
+from gofer.web.body import CONNECTION, LAST_WORDS, MESSAGE_LIMIT
 from gofer.web.problems import problem
 
 log = structlog.get_logger()
@@ -354,15 +354,26 @@ class WebSocket(WebSocketsSansIOProtocol):
     """uvicorn's protocol for WebSockets, which says when the connection ends."""
 
     ended: Callable[[], None] | None = None
+    last_words: Callable[[], str] | None = None
 
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
         if self.response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
             self.scope[MESSAGE_LIMIT] = self._limit_messages  # type: ignore[literal-required]
+            self.scope[LAST_WORDS] = self._say_last  # type: ignore[literal-required]
 
     def _limit_messages(self, size: int) -> None:
         """Bound the messages that are to come."""
         self.conn.max_message_size = size
+
+    def _say_last(self, words: Callable[[], str]) -> None:
+        """Have a frame sent before the server closes the connection because it stops."""
+        self.last_words = words
+
+    def shutdown(self) -> None:
+        if self.last_words is not None and self.handshake_complete and not self.close_sent:
+            self.conn.send_text(self.last_words().encode())
+        super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

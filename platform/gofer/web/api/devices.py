@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gofer.devices import pair_device, remove_device
+from gofer.jobs.notifications import JOBS
 from gofer.web.api.http import (
     EmptyBody,
     RequestModel,
@@ -18,15 +21,9 @@ from gofer.web.api.http import (
     platform_of,
     secret_response,
 )
-from gofer.web.auth import note
+from gofer.web.auth import note, visitor_of
 from gofer.web.auth.confirmation import check_confirmed
-from gofer.web.auth.devices import (
-    add_device,
-    list_devices,
-    new_device_token,
-    pair_device,
-    remove_device,
-)
+from gofer.web.auth.devices import add_device, list_devices, new_device_token
 from gofer.web.auth.members import find_member, first_owner
 
 GatewayScope = Literal[
@@ -76,12 +73,19 @@ async def pair(request: Request) -> Response:
     check_confirmed(request)
     await parse_body(request, EmptyBody)
     id_ = request.path_params["id"]
-    await platform_of(request).database.write(partial(pair_device, id_=id_))
+    await _decide(request, pair_device)
     return json_response(request, {"id": id_})
 
 
 async def remove(request: Request) -> Response:
     """Forget a device and its token, at once."""
     id_ = request.path_params["id"]
-    await platform_of(request).database.write(partial(remove_device, id_=id_))
+    await _decide(request, remove_device)
     return json_response(request, {"id": id_})
+
+
+async def _decide(request: Request, verb: Callable[..., Any]) -> None:
+    platform = platform_of(request)
+    decided = {"id_": request.path_params["id"], "by": visitor_of(request).name}
+    await platform.database.write(partial(verb, vault=platform.vault, **decided))
+    platform.signals.wake(JOBS)

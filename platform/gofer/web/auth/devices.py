@@ -10,13 +10,14 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, func, select, update
 
-from gofer.errors import Conflict, Malformed, NotFound
+from gofer.devices import forget_unpaired, require_device, waiting_devices
+from gofer.errors import Conflict, Malformed
 from gofer.store import row_macs
 from gofer.store.db_time import now
 from gofer.store.tables import devices, members
-from gofer.web.auth.members import AnyRow, digest, find_member, new_value
+from gofer.web.auth.members import digest, find_member, new_value
 from gofer.web.auth.principal import Role, Visitor, lesser
 from gofer.web.auth.sessions import TOKEN
 
@@ -24,8 +25,6 @@ DEVICE_TOKEN = f"{TOKEN}device_"
 """What the token of a device begins with."""
 MAX_DEVICES = 50
 """Of one member, with those that wait to be paired."""
-PENDING_LIFE = 86400.0
-"""Seconds for which a device waits to be paired."""
 
 
 def device_id(public_key: str) -> str:
@@ -39,20 +38,13 @@ def device_id(public_key: str) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def find_device(connection: Connection, id_: str) -> AnyRow | None:
-    """A device that Gofer itself wrote, paired or not."""
-    row = connection.execute(select(devices).where(devices.c.id == id_)).one_or_none()
-    return row if row is not None and row_macs.fits(connection, devices, row) else None
-
-
 def add_device(
     connection: Connection, member_id: str, *, public_key: str, name: str, scopes: Iterable[str], paired: bool
 ) -> str:
     """Keep a device of a member, paired or waiting for it; returns its id. Raises Conflict."""
     id_ = device_id(public_key)
     row_macs.require(connection, members, find_member(connection, member_id))
-    old = devices.c.paired_at.is_(None) & (devices.c.created_at < now() - PENDING_LIFE)
-    connection.execute(delete(devices).where(old))
+    forget_unpaired(connection)
     if connection.execute(select(devices.c.id).where(devices.c.id == id_)).first() is not None:
         raise Conflict("There is such a device already. Remove it first: gofer devices remove")
     if not has_room(connection, member_id):
@@ -75,22 +67,6 @@ def has_room(connection: Connection, member_id: str) -> bool:
     return int(connection.execute(count).scalar_one()) < MAX_DEVICES
 
 
-def pair_device(connection: Connection, id_: str) -> AnyRow:
-    """Pair a device that waits for it; returns its row. Raises NotFound."""
-    row = require_device(connection, id_)
-    if row.paired_at is not None:
-        return row
-    return row_macs.update(connection, devices, devices.c.id == id_, {"paired_at": now()})[0]
-
-
-def require_device(connection: Connection, id_: str) -> AnyRow:
-    """A device, paired or not; raises NotFound."""
-    row = find_device(connection, id_)
-    if row is None:
-        raise NotFound(f"There is no device {id_[:70]!r}. `gofer devices list` shows those there are.")
-    return row
-
-
 def new_device_token(connection: Connection, id_: str) -> str:
     """A new token of a paired device, in place of the one it has; shown this once. Raises NotFound and Conflict."""
     if require_device(connection, id_).paired_at is None:
@@ -104,12 +80,6 @@ def revoke_device_token(connection: Connection, id_: str) -> None:
     """Let a device's token count no longer; the device stays paired. Raises NotFound."""
     require_device(connection, id_)
     row_macs.update(connection, devices, devices.c.id == id_, {"digest": None})
-
-
-def remove_device(connection: Connection, id_: str) -> None:
-    """Forget a device and its token; raises NotFound."""
-    if connection.execute(delete(devices).where(devices.c.id == id_)).rowcount == 0:
-        raise NotFound(f"There is no device {id_[:70]!r}. `gofer devices list` shows those there are.")
 
 
 def by_device(connection: Connection, value: str, id_: str) -> tuple[Visitor, tuple[str, ...]] | None:
@@ -148,6 +118,7 @@ def list_devices(connection: Connection) -> list[dict[str, Any]]:
         .join(members, members.c.id == devices.c.member_id)
         .order_by(devices.c.created_at.desc(), devices.c.id)
     )
+    waiting = waiting_devices(connection)
     return [
         {
             "id": row.id,
@@ -155,6 +126,7 @@ def list_devices(connection: Connection) -> list[dict[str, Any]]:
             "member": row.member,
             "scopes": row.scopes.split(),
             "paired": row.paired_at is not None,
+            "waiting": row.paired_at is None and row.id in waiting,
             "has_token": row.digest is not None,
             "created_at": row.created_at,
             "used_at": row.used_at,

@@ -61,7 +61,7 @@ async def enter(request: Request) -> Response:
     if found and not agent:
         return RedirectResponse(f"/chat/{found[0].id}", 303)
     if agent:
-        await rooms.check_agent(platform, agent)
+        await rooms.find_agent(platform, agent)
     return await _page(request, platform, found, wanted=agent)
 
 
@@ -134,7 +134,7 @@ async def show(request: Request, platform: Platform, room: Room) -> Response:
     before = query_number(request, "before")
     wanted = request.query_params.get("agent", "")
     if wanted:
-        await rooms.check_agent(platform, wanted)
+        await rooms.find_agent(platform, wanted)
     timeline = await platform.database.read(partial(_read, platform=platform, room=room, before=before))
     listed = await _rooms(platform, visitor_of(request))
     return await _page(request, platform, listed, room, timeline, wanted=wanted, older=before is not None)

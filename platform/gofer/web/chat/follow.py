@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,29 +23,42 @@ BREATH = 0.05
 
 
 async def follow(
-    platform: Platform, conversation_id: str, cursor: Cursor, *, look_anyway: float = LOOK_ANYWAY
+    platform: Platform,
+    conversation_id: str,
+    cursor: Cursor,
+    *,
+    look_anyway: float = LOOK_ANYWAY,
+    more: Callable[[Connection, Timeline], Any] | None = None,
 ) -> AsyncIterator[Any]:
-    """Timelines of what changed after a place, and frames of what is being said; for ever."""
+    """Timelines of what changed after a place, and frames of what is being said; for ever.
+
+    `more` is read with each Timeline, in the same transaction: many follow at once, and each read waits its turn.
+    """
     state = ""
+
+    def look(connection: Connection, after: Cursor) -> Timeline:
+        news = read_news(connection, platform, conversation_id, after)
+        if more is None or not (news.items or news.state != state):
+            return news
+        return replace(news, more=more(connection, news))
+
     with platform.live.watching(conversation_id) as watcher:
         # The process's one reader of the log wakes it, wherever what happened was written.
         async with platform.follower.waking(conversation_id, watcher.wake):
             while True:
-                news = await platform.database.read(
-                    partial(read_news, platform=platform, conversation_id=conversation_id, cursor=cursor)
-                )
+                news = await platform.database.read(partial(look, after=cursor))
                 if news.items or news.state != state:
                     state = news.state
                     yield news
                 for job_id in _spoken(news):
                     watcher.forget(job_id)
-                look, cursor = news.cursor != cursor, news.cursor
-                while not look:
+                again, cursor = news.cursor != cursor, news.cursor
+                while not again:
                     for fresh in watcher.fresh(news.at_work.jobs):
                         if (frame := _frame(fresh)) is not None:
                             yield frame
-                    look = await watcher.wait(look_anyway)
-                    if not look:
+                    again = await watcher.wait(look_anyway)
+                    if not again:
                         await asyncio.sleep(BREATH)
 
 

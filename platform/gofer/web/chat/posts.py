@@ -85,7 +85,7 @@ async def take(platform: Platform, visitor: Visitor, room: Room, given: ChatPost
         "member": {"id": visitor.member_id, "name": visitor.name[:200], "role": visitor.role},
         "text": given.text,
         "agent": await _agent(platform, room, given.agent),
-        "files": await platform.database.read(partial(_files, room=room, files=given.files)),
+        "files": await _files_of(platform, room, given.files),
         "press": given.press.model_dump() if given.press is not None else None,
         "stop": given.stop,
     }
@@ -104,6 +104,12 @@ async def _agent(platform: Platform, room: Room, wanted: str) -> str:
     await platform.agents_changed()  # its file may be a moment old
     await platform.database.write(partial(choose, conversation_id=room.id, name=wanted))
     return wanted
+
+
+async def _files_of(platform: Platform, room: Room, files: list[FileSaid]) -> list[dict[str, Any]]:
+    if not files:
+        return []
+    return await platform.database.read(partial(_files, room=room, files=files))
 
 
 def _files(connection: Connection, room: Room, files: list[FileSaid]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from gofer.app import Platform
 from gofer.connections.changes import add_connection
 from gofer.connections.context import LoadedConnection
 from gofer.errors import Conflict, NotFound
-from gofer.runs.agent_files import AgentFiles
+from gofer.runs.agent_files import AgentFiles, AgentSpec, in_force
 from gofer.runs.agent_files import choosable as agents_there
 from gofer.secrets.rotation import new_conversation_key
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -115,10 +115,13 @@ async def choosable(platform: Platform) -> list[str]:
     return await asyncio.to_thread(agents_there, AgentFiles.of(platform.settings))
 
 
-async def check_agent(platform: Platform, name: str) -> None:
-    """Raise NotFound unless there is such an agent."""
-    if name not in await choosable(platform):
+async def find_agent(platform: Platform, name: str) -> AgentSpec:
+    """An agent that a person may choose; raises NotFound."""
+    found = await asyncio.to_thread(AgentFiles.of(platform.settings).look)
+    spec = next((each for each in in_force(found) if each.name == name), None)
+    if spec is None:
         raise NotFound(f"There is no agent called {name[:40]!r}. The page Agents shows them.")
+    return spec
 
 
 def choose(connection: Connection, conversation_id: str, name: str) -> None:

@@ -63,6 +63,8 @@ class Timeline:
     at_work: AtWork
     earlier: int | None = None
     """The number of the message before which there are more; None when there are none."""
+    more: Any = None
+    """What whoever follows the conversation wanted to be read with it."""
 
     @property
     def state(self) -> str:

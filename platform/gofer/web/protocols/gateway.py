@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,12 +23,14 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from gofer import __version__
 from gofer.app import Platform
 from gofer.errors import GoferError, TooBusy, TooOften
+from gofer.jobs.notifications import JOBS
 from gofer.web.auth import NotSignedIn, Visitor, audited_as, caller_of
 from gofer.web.auth.client_address import network_of
 from gofer.web.auth.devices import DEVICE_TOKEN, by_device, device_used
 from gofer.web.auth.guard import GATEWAY
 from gofer.web.auth.sessions import by_session, by_token
-from gofer.web.client_socket import Allowance, ClientSocket, ClientSockets, CloseCodes
+from gofer.web.chat import rooms
+from gofer.web.client_socket import Allowance, Allowances, ClientSocket, ClientSockets, CloseCodes
 from gofer.web.problems import problem
 from gofer.web.protocols import (
     gateway_chat,
@@ -39,6 +42,7 @@ from gofer.web.protocols import (
 from gofer.web.protocols.device_proof import check_device
 from gofer.web.protocols.gateway_client import GatewayCall, GatewayClient, GatewayCredential, Method
 from gofer.web.protocols.gateway_devices import let_device_in
+from gofer.web.protocols.gateway_events import GatewayAnnouncer
 from gofer.web.protocols.gateway_follow import now_ms
 from gofer.web.protocols.gateway_frames import (
     MAX_BEFORE_CONNECT,
@@ -74,12 +78,10 @@ MAX_BUFFERED = 16 * 1024 * 1024
 MAX_CREDENTIAL = 200
 BURST, PER_SECOND = 100.0, 20.0
 """Requests of one connection, at once and on average."""
-TOKEN_BURST, TOKEN_PER_SECOND = 2000.0, 400.0
-"""Requests of all connections with one token."""
 FREE_FAILURES, FAILURES_PER_SECOND = 20.0, 0.2
 """Wrong tokens from one address; more are told to wait."""
-MAX_KNOWN = 10_000
-"""Addresses and tokens whose allowances are kept."""
+AGENTS_FOR = 5.0
+"""Seconds for which the list of agents is good."""
 LARGE = 256 * 1024
 """Characters of a frame from which on it is read beside the event loop."""
 POLICY_VIOLATION, PROTOCOL_ERROR = 1008, 1002
@@ -92,7 +94,10 @@ METHODS: dict[str, Method] = {
     **gateway_devices.METHODS,
 }
 """Everything that a client may ask for; any other method is refused by name."""
-EVENTS = ("connect.challenge", "tick", "chat", "agent", "session.message", "session.tool", "sessions.changed")
+EVENTS = (
+    *("connect.challenge", "tick", "shutdown", "presence", "health", "heartbeat", "cron"),
+    *("chat", "agent", "session.message", "session.tool", "sessions.changed"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,32 +113,18 @@ class _Greeted:
     device_token: str
 
 
-class Allowances:
-    """An allowance for each of many; those that were kept longest are forgotten first."""
-
-    def __init__(self, burst: float, per_second: float) -> None:
-        self._burst, self._per_second = burst, per_second
-        self._known: dict[str, Allowance] = {}
-
-    def spend(self, who: str) -> bool:
-        """Whether one more may come of somebody now."""
-        if who not in self._known:
-            if len(self._known) >= MAX_KNOWN:
-                del self._known[next(iter(self._known))]
-            self._known[who] = Allowance(self._burst, self._per_second)
-        return self._known[who].spend()
-
-
 class GatewayDoor:
     """The clients of this process."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self._sockets = ClientSockets(self._check)
+        self._announcer = GatewayAnnouncer(platform)
         self._strangers: Counter[str] = Counter()
         """By network."""
         self._failures = Allowances(FREE_FAILURES, FAILURES_PER_SECOND)
-        self._by_token = Allowances(TOKEN_BURST, TOKEN_PER_SECOND)
+        self._by_token = Allowances()
+        self._agents: tuple[float, list[str]] = (-AGENTS_FOR, [])
 
     async def socket(self, websocket: WebSocket) -> None:
         """The endpoint."""
@@ -250,9 +241,18 @@ class GatewayDoor:
         wanted = granted_scopes(params.scopes, allowed)
         # A refusal is a value: raised, it would take back the request to be paired.
         token = await self._platform.database.write(
-            partial(let_device_in, params=params, visitor=visitor, scopes=wanted, near=near)
+            partial(
+                let_device_in,
+                vault=self._platform.vault,
+                params=params,
+                visitor=visitor,
+                scopes=wanted,
+                near=near,
+                address=caller_of(websocket).address,
+            )
         )
         if isinstance(token, GatewayError):
+            self._platform.signals.wake(JOBS)
             raise token
         return token
 
@@ -292,13 +292,19 @@ class GatewayDoor:
             info=greeted.params.client,
             allowed=greeted.allowed,
             scopes=granted_scopes(greeted.params.scopes, greeted.allowed),
+            agent_names=self._agent_names,
+            announcer=self._announcer,
         )
         socket.credential = greeted.credential.kind, greeted.credential.value
         socket.websocket.state.gateway = client
         socket.limit_messages(MAX_PAYLOAD)
+        socket.say_last(client.last_words)
         async with socket.closing("gateway.socket_failed"):
             try:
-                with self._sockets.entered(socket, client.visitor.member_id, most=MAX_CONNECTIONS):
+                with (
+                    self._sockets.entered(socket, client.visitor.member_id, most=MAX_CONNECTIONS),
+                    self._announcer.entered(client),
+                ):
                     hello = await self._hello(client, greeted.device_token)
                     await socket.send_json(response(greeted.request_id, hello))
                     await socket.run(self._hear(client), _tick(client))
@@ -306,6 +312,14 @@ class GatewayDoor:
                 await self._turn_away(socket, error, greeted.request_id)
             finally:
                 await client.leave()
+
+    async def _agent_names(self) -> list[str]:
+        """The agents there are, read once for all clients."""
+        read_at, found = self._agents
+        if time.monotonic() - read_at > AGENTS_FOR:
+            found = await rooms.choosable(self._platform)
+            self._agents = time.monotonic(), found
+        return found
 
     async def _hello(self, client: GatewayClient, device_token: str) -> Frame:
         issued = {"deviceToken": device_token, "issuedAtMs": now_ms()} if device_token else {}
@@ -316,9 +330,9 @@ class GatewayDoor:
             "server": {"version": __version__, "connId": client.id},
             "features": {"methods": sorted(METHODS), "events": list(EVENTS)},
             "snapshot": {
-                "presence": [client.presence()],
-                "health": await gateway_instance.health_facts(client),
-                "stateVersion": {"presence": 0, "health": 0},
+                "presence": self._announcer.present(client),
+                "health": await self._announcer.health(client),
+                "stateVersion": self._announcer.versions,
                 "uptimeMs": gateway_instance.uptime_ms(self._platform),
             },
             "auth": {"role": "operator", "scopes": list(client.scopes), **issued},
@@ -368,7 +382,7 @@ class GatewayDoor:
             known = "connect is the first request only" if frame.method == "connect" else "unknown method"
             raise invalid(f"{known}: {frame.method[:100]}")
         await self._check(client.socket.websocket)
-        if method.scope not in granted_scopes(client.scopes, client.allowed):
+        if method.scope not in client.granted:
             raise GatewayError("FORBIDDEN", f"missing scope: {method.scope}", missingScope=method.scope)
         return method
 

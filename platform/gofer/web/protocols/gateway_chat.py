@@ -189,13 +189,12 @@ async def say(
         raise invalid("message or attachment required")
     if len(text) > MAX_TEXT:
         raise invalid(f"message: at most {MAX_TEXT} characters")
-    session = await client.find_session(key, agent)
+    session = await client.find_session(key, agent, run_id)
     room = await client.open_room(session)
-    earlier, state = await _look(client, run_id)
-    if earlier is not None:
-        _check_same(earlier, room)
+    if session.earlier is not None and session.state is not None:
+        _check_same(session.earlier, room)
         await client.follow(room, key)
-        return _outcome(run_id, state)
+        return _outcome(run_id, session.state)
     if interrupt:
         await stop_runs(client, room, None)
     kept = [await _keep(client.platform, room, file) for file in files or ()]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from sqlalchemy import Connection
 
 from gofer.app import Platform
 from gofer.errors import TooBusy
@@ -18,15 +20,17 @@ from gofer.web.chat import rooms
 from gofer.web.chat.rooms import Room
 from gofer.web.client_socket import ClientSocket
 from gofer.web.protocols.gateway_follow import SessionFollower, now_ms
-from gofer.web.protocols.gateway_frames import ClientInfo, Frame, Params, invalid
+from gofer.web.protocols.gateway_frames import ADMIN, ClientInfo, Frame, Params, granted_scopes, invalid
+from gofer.web.protocols.gateway_runs import Run, RunState, find_run, run_state
 from gofer.web.protocols.session import KEY
+
+if TYPE_CHECKING:
+    from gofer.web.protocols.gateway_events import GatewayAnnouncer
 
 MAX_FOLLOWED = 32
 """Sessions that one client is told of; the one it used longest ago is left for a new one."""
 MAX_WAITING = 64
 """Requests of one client that wait for something."""
-AGENTS_FOR = 5.0
-"""Seconds for which a client's list of agents is good."""
 _WITH_AGENT = re.compile(r"agent:([^:]{1,100}):(.+)")
 _OF_PAGE = re.compile(r"room_[a-z0-9]{16}")
 """A conversation that was begun on the page /chat."""
@@ -53,6 +57,10 @@ class GatewaySession:
     """What the web chat calls the room, after the member's id."""
     room: Room | None
     """None until something was said in it."""
+    earlier: Run | None = None
+    """What was said under the key that was asked about, …"""
+    state: RunState | None = None
+    """… and how it stands."""
 
 
 @dataclass(eq=False)
@@ -69,19 +77,47 @@ class GatewayClient:
     """The scopes that its credential may have now."""
     scopes: tuple[str, ...]
     """Those of them that it was granted."""
+    agent_names: Callable[[], Awaitable[list[str]]]
+    """The agents there are, the default one first."""
+    announcer: GatewayAnnouncer
+    """Tells it what is of no session."""
     id: str = field(default_factory=lambda: new_id("conn"))
     _number: int = 0
     _followed: dict[str, tuple[SessionFollower, asyncio.Task[None]]] = field(default_factory=dict)
     """By conversation, the one used last at the end."""
     _waiting: set[asyncio.Task[None]] = field(default_factory=set)
     _connection_id: str | None = None
-    _agents: tuple[float, list[str]] = (-AGENTS_FOR, [])
 
-    async def send_event(self, event: str, payload: Frame) -> None:
+    async def send_event(self, event: str, payload: Frame, **more: Any) -> None:
         """Tell something. Events are numbered, so that a client sees whether one is missing."""
+        await self.socket.send_json(self._event(event, payload, **more))
+
+    def _event(self, event: str, payload: Frame, **more: Any) -> Frame:
         self._number += 1
-        frame = {"type": "event", "event": event, "payload": payload, "seq": self._number}
-        await self.socket.send_json(frame)
+        return {"type": "event", "event": event, "payload": payload, "seq": self._number, **more}
+
+    async def tell(self, event: str, payload: Frame, **more: Any) -> None:
+        """Tell something that others are told, too: whoever does not read it is cut off, and nobody waits for long."""
+        try:
+            await self.send_event(event, payload, **more)
+        except Exception as error:  # noqa: BLE001 - it ends this connection, and no other
+            if not self.socket.ended.done():
+                self.socket.ended.set_exception(error)
+
+    def last_words(self) -> str:
+        """What the client hears when the server stops."""
+        return json.dumps(
+            self._event("shutdown", {"reason": "The server is stopping. Connect again in a moment."})
+        )
+
+    @property
+    def granted(self) -> tuple[str, ...]:
+        """The scopes that it has now."""
+        return granted_scopes(self.scopes, self.allowed)
+
+    def reads(self, conversation_id: str | None) -> bool:
+        """Whether it is told of a conversation: as an owner, or because it is in it."""
+        return ADMIN in self.granted or conversation_id in self._followed
 
     def presence(self) -> Frame:
         """This client, as others may see it."""
@@ -114,17 +150,33 @@ class GatewayClient:
 
     async def agents(self) -> list[str]:
         """The agents that this client may talk to, the default one first."""
-        read_at, found = self._agents
-        if time.monotonic() - read_at > AGENTS_FOR:
-            found = await rooms.choosable(self.platform)
-            self._agents = time.monotonic(), found
         bound = self.visitor.agent
-        return [name for name in found if not bound or name == bound]
+        return [name for name in await self.agent_names() if not bound or name == bound]
 
-    async def find_session(self, key: str, agent: str | None = None) -> GatewaySession:
-        """The session that a key names; raises GatewayError for a key or an agent that cannot be."""
+    async def find_session(self, key: str, agent: str | None = None, run_id: str = "") -> GatewaySession:
+        """The session that a key names, and what was said under a run's id; raises GatewayError for a key or an agent
+        that cannot be."""
+        named, page = await self._place_of(key, agent)
+        connection_id = await self.web_connection()
+        if connection_id is None:
+            return GatewaySession(key, named, page, None)
+        room, run, state = await self.platform.database.read(
+            partial(
+                _room_and_run,
+                connection_id=connection_id,
+                member_id=self.visitor.member_id,
+                page=page,
+                run_id=run_id,
+            )
+        )
+        bound = self.visitor.agent
+        hidden = room is not None and bound and room.agent != bound
+        return GatewaySession(key, named, page, None if hidden else room, run, state)
+
+    async def _place_of(self, key: str, agent: str | None) -> tuple[str, str]:
+        """The agent of a session, and what the web chat calls it after the member's id."""
         if _OF_PAGE.fullmatch(key):
-            return GatewaySession(key, "", key, await self._room(key))
+            return "", key
         matched = _WITH_AGENT.fullmatch(key)
         named, rest = (matched[1], matched[2]) if matched else (agent or "main", key)
         if not KEY.fullmatch(rest):
@@ -137,8 +189,7 @@ class GatewayClient:
             if named != "main" or not there:
                 raise invalid(f"unknown agent id: {named[:40]}. agents.list shows those there are")
             named = there[0]
-        page = f"{named}:{rest}"
-        return GatewaySession(key, named, page, await self._room(page))
+        return named, f"{named}:{rest}"
 
     async def web_connection(self) -> str | None:
         """The id of the web chat's connection, if there is one yet. It stays the same once it is there."""
@@ -146,17 +197,6 @@ class GatewayClient:
             found = await rooms.find_web_connection(self.platform)
             self._connection_id = found.account.id if found is not None else None
         return self._connection_id
-
-    async def _room(self, page: str) -> Room | None:
-        connection_id = await self.web_connection()
-        if connection_id is None:
-            return None
-        ref = f"{self.visitor.member_id}:{page}"
-        found = await self.platform.database.read(
-            partial(rooms.room_at, connection_id=connection_id, ref=ref)
-        )
-        bound = self.visitor.agent
-        return None if found is not None and bound and found.agent != bound else found
 
     async def open_room(self, session: GatewaySession) -> Room:
         """The session's room, made if need be."""
@@ -166,9 +206,9 @@ class GatewayClient:
             raise invalid("There is no such session. It may have been purged.")
         await rooms.make_room(self.platform, self.visitor.member_id, session.page, session.agent)
         self._connection_id = None  # an owner may have removed it, and there is another one now
-        room = await self._room(session.page)
-        assert room is not None
-        return room
+        found = await self.find_session(session.key, session.agent)
+        assert found.room is not None
+        return found.room
 
     async def follow(self, room: Room, key: str) -> SessionFollower:
         """Tell the client of a session from now on."""
@@ -194,6 +234,14 @@ class GatewayClient:
         """Tell the client no more of a session."""
         if conversation_id in self._followed:
             self._unfollow(conversation_id)
+
+
+def _room_and_run(
+    connection: Connection, connection_id: str, member_id: str, page: str, run_id: str
+) -> tuple[Room | None, Run | None, RunState | None]:
+    room = rooms.room_at(connection, connection_id, f"{member_id}:{page}")
+    run = find_run(connection, connection_id, member_id, run_id) if run_id else None
+    return room, run, None if run is None else run_state(connection, run)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from sqlalchemy import Connection
 
-from gofer.errors import NotFound
+from gofer.errors import Forbidden, NotFound
 from gofer.intake.scheduled_messages import ScheduledMessage, add_scheduled_message
 from gofer.jobs.control import answer
 from gofer.jobs.kinds import SAY
@@ -119,6 +119,15 @@ async def cron_list(call: GatewayCall) -> Frame:
     shown = [_cron_job(row) for row in found if row["enabled"] or params.includeDisabled]
     page = shown[params.offset : params.offset + params.limit]
     return {"jobs": page, "total": len(shown), "offset": params.offset, "limit": params.limit}
+
+
+def may_read_schedules(client: GatewayClient) -> bool:
+    """Whether a client may know of schedules."""
+    try:
+        narrowed(client.visitor, "schedules")
+    except Forbidden:
+        return False
+    return not client.visitor.agent
 
 
 async def _schedules(client: GatewayClient) -> list[Frame]:

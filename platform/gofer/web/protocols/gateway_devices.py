@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
 
-from gofer.errors import NotFound
-from gofer.web.auth import Visitor
-from gofer.web.auth.devices import (
-    add_device,
+from gofer.devices import (
+    ask_about_device,
+    decline_device,
     find_device,
-    has_room,
-    list_devices,
-    new_device_token,
+    forget_unpaired,
     pair_device,
     remove_device,
     require_device,
+)
+from gofer.jobs.notifications import JOBS
+from gofer.vault.envelope import Vault
+from gofer.web.auth import Visitor
+from gofer.web.auth.devices import (
+    add_device,
+    has_room,
+    list_devices,
+    new_device_token,
     revoke_device_token,
 )
 from gofer.web.protocols.gateway_client import GatewayCall, Method, NoParams
@@ -57,14 +64,22 @@ class DeviceParams(Params):
 
 
 def let_device_in(
-    connection: Connection, params: ConnectParams, visitor: Visitor, scopes: tuple[str, ...], near: bool
+    connection: Connection,
+    vault: Vault,
+    params: ConnectParams,
+    visitor: Visitor,
+    scopes: tuple[str, ...],
+    *,
+    near: bool,
+    address: str,
 ) -> str | GatewayError:
     """Let a device in that has proved its key; returns a token that is new for it, or nothing, or why not.
 
-    From this machine nothing has to be paired. A token is given only to a device that an owner has paired, or to
-    whoever could make tokens anyway.
+    From this machine nothing has to be paired; about any other device the owners are asked. A token is given only to a
+    device that an owner has paired, or to whoever could make tokens anyway.
     """
     assert params.device is not None
+    forget_unpaired(connection)
     device, whole = params.device, visitor.scopes is None and not visitor.agent
     known = find_device(connection, device.id)
     if known is not None and known.member_id != visitor.member_id:
@@ -76,9 +91,10 @@ def let_device_in(
         key, member_id = device.publicKey, visitor.member_id
         add_device(connection, member_id, public_key=key, name=name, scopes=scopes, paired=near)
     elif known.paired_at is None and near and ADMIN in scopes:
-        pair_device(connection, device.id)
+        pair_device(connection, vault, device.id, by=visitor.name)
     row = require_device(connection, device.id)
     if row.paired_at is None and not near:
+        ask_about_device(connection, vault, row, member=visitor.name, address=address)
         return _not_paired(device.id)
     return new_device_token(connection, device.id) if whole and row.paired_at and row.digest is None else ""
 
@@ -86,7 +102,8 @@ def let_device_in(
 def _not_paired(id_: str) -> GatewayError:
     return GatewayError(
         "NOT_PAIRED",
-        f"pairing required: an owner runs `gofer devices pair {id_[:16]}`",
+        "pairing required: the owners are asked. Connect again once one has approved, "
+        f"or has run `gofer devices pair {id_[:16]}`",
         detail="PAIRING_REQUIRED",
         requestId=id_,
         deviceId=id_,
@@ -97,10 +114,10 @@ def _not_paired(id_: str) -> GatewayError:
 async def pair_list(call: GatewayCall) -> Frame:
     """The devices there are, and those that wait."""
     found = await call.client.platform.database.read(list_devices)
-    told = [(each["paired"], _told(each)) for each in found if not each["refused"]]
+    known = [each for each in found if not each["refused"]]
     return {
-        "pending": [{**each, "requestId": each["deviceId"]} for paired, each in told if not paired],
-        "paired": [each for paired, each in told if paired],
+        "pending": [{**_told(each), "requestId": each["id"]} for each in known if each["waiting"]],
+        "paired": [_told(each) for each in known if each["paired"]],
     }
 
 
@@ -116,25 +133,26 @@ def _told(device: Frame) -> Frame:
 
 async def pair_approve(call: GatewayCall) -> Frame:
     """Pair a device that waits."""
-    row = await call.client.platform.database.write(partial(pair_device, id_=call.params.id))
+    row = await _decide(call, pair_device)
     return {"requestId": row.id, "device": {"deviceId": row.id, "displayName": row.name}}
 
 
 async def pair_reject(call: GatewayCall) -> Frame:
     """Turn away a device that waits."""
-    await call.client.platform.database.write(partial(_reject, id_=call.params.id))
+    await _decide(call, decline_device)
     return {"requestId": call.params.id, "deviceId": call.params.id}
 
 
-def _reject(connection: Connection, id_: str) -> None:
-    if require_device(connection, id_).paired_at is not None:
-        raise NotFound("The device is paired already. device.pair.remove forgets it.")
-    remove_device(connection, id_)
+async def _decide(call: GatewayCall, verb: Callable[..., Any]) -> Any:
+    platform, by = call.client.platform, call.client.visitor.name
+    decided = await platform.database.write(partial(verb, vault=platform.vault, id_=call.params.id, by=by))
+    platform.signals.wake(JOBS)
+    return decided
 
 
 async def pair_remove(call: GatewayCall) -> Frame:
     """Forget a device and its token."""
-    await call.client.platform.database.write(partial(remove_device, id_=call.params.id))
+    await _decide(call, remove_device)
     return {"deviceId": call.params.id, "removed": True}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,12 @@ from gofer.web.chat.rooms import Room
 from gofer.web.chat.timeline import Timeline
 from gofer.web.protocols.gateway_frames import Frame
 from gofer.web.protocols.gateway_runs import RunEnd, answered_by, runs_of, silent_ends
-from gofer.web.protocols.reply_numbers import NumberedReply, ReplyPlace, last_place, replies_after
+from gofer.web.protocols.reply_numbers import (
+    NumberedReply,
+    ReplyPlace,
+    all_replies_after,
+    last_place,
+)
 
 WITHOUT_NEWS = 3600.0
 """Seconds after which a session is looked at although nothing woke it."""
@@ -45,6 +51,17 @@ def message_of(text: str, role: str = "assistant", at: float | None = None, **mo
     """A message as clients know it."""
     stamp = now_ms() if at is None else int(at * 1000)
     return {"role": role, "content": [{"type": "text", "text": text}], "timestamp": stamp, **more}
+
+
+@dataclass(frozen=True, slots=True)
+class _More:
+    """What is read of a session with the news of it."""
+
+    runs: dict[int, list[str]]
+    """Of the jobs that are not over."""
+    replies: list[tuple[NumberedReply, RunEnd]]
+    silent: list[RunEnd]
+    """Of jobs that have ended without a word."""
 
 
 class SessionFollower:
@@ -78,31 +95,44 @@ class SessionFollower:
 
     async def begin(self) -> None:
         """Stand where the session is now: what comes after this is told."""
-        self._place, now = await self._platform.database.read(
-            partial(_stand, platform=self._platform, conversation_id=self.room.id)
+        self._place, now, runs = await self._platform.database.read(
+            partial(_stand, platform=self._platform, room=self.room)
         )
         self._cursor = now.cursor
-        await self._look_at_jobs(now)
+        await self._begin_runs(now, runs)
 
     async def tell(self) -> None:
         """Tell what happens, for ever."""
-        async for news in follow(self._platform, self.room.id, self._cursor, look_anyway=WITHOUT_NEWS):
+        async for news in follow(
+            self._platform, self.room.id, self._cursor, look_anyway=WITHOUT_NEWS, more=self._read_more
+        ):
             if not isinstance(news, Timeline):
                 await self._say(news)
                 continue
-            gone = set(self._runs) - news.at_work.jobs
-            await self._look_at_jobs(news)
+            more: _More = news.more
+            await self._begin_runs(news, more.runs)
             for item in news.items:
                 await self._show(item)
-            await self._send_replies()
-            await self._end_silent(gone)
+            for reply, ends in more.replies:
+                await self._answer(reply, ends)
+                self._place = reply.place
+            await self._end_silent(more.silent)
 
-    async def _look_at_jobs(self, news: Timeline) -> None:
-        """Find out which runs the jobs answer that are at work or were a moment ago; more may be said meanwhile."""
+    def _read_more(self, connection: Connection, news: Timeline) -> _More:
+        """What was answered, and which runs the jobs answer that are at work or were a moment ago."""
         shown = {item["job"] for item in news.items if item["kind"] == "step"}
-        wanted = news.at_work.jobs | shown
-        read = partial(runs_of, room=self.room, job_ids=wanted)
-        self._runs = await self._platform.database.read(read) if wanted else {}
+        replies = all_replies_after(
+            connection, self._platform.vault, self._platform.redactor, self.room.id, self._place
+        )
+        return _More(
+            runs_of(connection, self.room, news.at_work.jobs | shown),
+            [(each, answered_by(connection, self.room, each)) for each in replies],
+            silent_ends(connection, self.room, set(self._runs) - news.at_work.jobs),
+        )
+
+    async def _begin_runs(self, news: Timeline, runs: dict[int, list[str]]) -> None:
+        """Tell of runs that have begun; more may be said while they go on."""
+        self._runs = runs
         self._texts = {job: text for job, text in self._texts.items() if job in self._runs}
         self._begun &= set(self._runs)
         for job_id in set(self._runs) - self._begun if news.state == "working" else ():
@@ -170,28 +200,7 @@ class SessionFollower:
 
     # Answers.
 
-    async def _send_replies(self) -> None:
-        """Tell what was answered after the last place, in order, each once."""
-        while True:
-            found: list[NumberedReply] = await self._platform.database.read(
-                partial(
-                    replies_after,
-                    vault=self._platform.vault,
-                    redactor=self._platform.redactor,
-                    conversation_id=self.room.id,
-                    place=self._place,
-                )
-            )
-            for reply in found:
-                await self._answer(reply)
-                self._place = ReplyPlace(reply.number, reply.id)
-            if not found:
-                return
-
-    async def _answer(self, reply: NumberedReply) -> None:
-        ends = await self._platform.database.read(
-            partial(answered_by, room=self.room, job_id=reply.job_id, question=reply.question, at=reply.at)
-        )
+    async def _answer(self, reply: NumberedReply, ends: RunEnd) -> None:
         message = message_of(reply.text, at=reply.at)
         if self.wants_messages:
             told = {"sessionKey": self.key, "message": message, "messageId": f"reply-{reply.id}"}
@@ -225,14 +234,9 @@ class SessionFollower:
         await self._chat(run, "error", message=failed, errorMessage=text or reason, errorKind=kind)
         await self._agent(run, "lifecycle", {"phase": "error", "error": text or reason, "endedAt": now_ms()})
 
-    async def _end_silent(self, gone: set[int]) -> None:
+    async def _end_silent(self, silent: list[RunEnd]) -> None:
         """End the runs of jobs that have ended without a word."""
-        found = (
-            await self._platform.database.read(partial(silent_ends, room=self.room, job_ids=gone))
-            if gone
-            else {}
-        )
-        for ends in found.values():
+        for ends in silent:
             for run in [each for each in ends.runs if each not in self._ended]:
                 self._remember_end(run)
                 if ends.state == JobState.DONE:
@@ -266,5 +270,8 @@ def job_run(job_id: int) -> str:
     return f"job-{job_id}"
 
 
-def _stand(connection: Connection, platform: Platform, conversation_id: str) -> tuple[ReplyPlace, Timeline]:
-    return last_place(connection, conversation_id), read_now(connection, platform, conversation_id)
+def _stand(
+    connection: Connection, platform: Platform, room: Room
+) -> tuple[ReplyPlace, Timeline, dict[int, list[str]]]:
+    now = read_now(connection, platform, room.id)
+    return last_place(connection, room.id), now, runs_of(connection, room, now.at_work.jobs)

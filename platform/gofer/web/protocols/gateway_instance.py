@@ -9,7 +9,6 @@ from gofer import __version__
 from gofer.app import Platform
 from gofer.jobs.maintenance import depth
 from gofer.web.protocols.gateway_client import GatewayCall, GatewayClient, Method, NoParams
-from gofer.web.protocols.gateway_follow import now_ms
 from gofer.web.protocols.gateway_frames import READ, Frame, Params, Text, invalid
 from gofer.web.queries.agents import list_agents
 
@@ -28,16 +27,14 @@ def uptime_ms(platform: Platform) -> int:
     return max(0, int((time.time() - platform.started_at) * 1000))
 
 
-async def health_facts(client: GatewayClient) -> Frame:
-    """That the server is alive, and which agent answers by default."""
-    agents = await client.agents()
-    default = {"defaultAgentId": agents[0]} if agents else {}
-    return {"ok": True, "ts": now_ms(), "durationMs": 0, **default}
-
-
 async def health(call: GatewayCall) -> Frame:
     """Whether the server works: it has just read the store to find out who asks."""
-    return await health_facts(call.client)
+    return await call.client.announcer.health(call.client)
+
+
+async def presence(call: GatewayCall) -> list[Frame]:
+    """Who is connected, as far as this client may know."""
+    return call.client.announcer.present(call.client)
 
 
 async def status(call: GatewayCall) -> Frame:
@@ -50,11 +47,6 @@ async def status(call: GatewayCall) -> Frame:
         "running": platform.worker.running if platform.worker else 0,
         "jobs": waiting,
     }
-
-
-async def presence(call: GatewayCall) -> list[Frame]:
-    """Who is connected, as far as this client may know: itself."""
-    return [call.client.presence()]
 
 
 async def agent_list(call: GatewayCall) -> Frame:
@@ -105,8 +97,8 @@ def _model(name: str) -> dict[str, Any]:
 
 METHODS: dict[str, Method] = {
     "health": Method(health, NoParams, READ),
-    "status": Method(status, NoParams, READ),
     "system-presence": Method(presence, NoParams, READ),
+    "status": Method(status, NoParams, READ),
     "agents.list": Method(agent_list, NoParams, READ),
     "agent.identity.get": Method(agent_identity, IdentityParams, READ),
     "models.list": Method(model_list, IdentityParams, READ),

@@ -29,6 +29,7 @@ from gofer.store.tables import (
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 from gofer.web.chat.rooms import Room
+from gofer.web.protocols.reply_numbers import NumberedReply
 
 IN_FLIGHT, OK, ERROR, ABORTED = "in_flight", "ok", "error", "aborted"
 _ENDED = {JobState.DONE: OK, JobState.DEAD: ERROR, JobState.CANCELLED: ABORTED}
@@ -155,29 +156,29 @@ class RunEnd:
     """Whether an agent answers, which may say a word in between."""
 
 
-def answered_by(connection: Connection, room: Room, job_id: int, question: str, at: float) -> RunEnd:
+def answered_by(connection: Connection, room: Room, reply: NumberedReply) -> RunEnd:
     """The runs that a reply of a job ends. What was said before an earlier question was ended by that."""
-    job = connection.execute(select(jobs).where(jobs.c.id == job_id)).first()
+    job = connection.execute(select(jobs).where(jobs.c.id == reply.job_id)).first()
     if job is None:
         return RunEnd([], JobState.DONE, "")
     earlier = select(func.max(questions.c.asked_at)).where(
-        questions.c.job_id == job_id, questions.c.id != question, questions.c.asked_at < at
+        questions.c.job_id == reply.job_id,
+        questions.c.id != reply.question,
+        questions.c.asked_at < reply.at,
     )
     before = float(connection.execute(earlier).scalar() or 0.0)
     return RunEnd(_runs(connection, room, job, before), job.state, job.reason, job.kind == ANSWER)
 
 
-def silent_ends(connection: Connection, room: Room, job_ids: Iterable[int]) -> dict[int, RunEnd]:
+def silent_ends(connection: Connection, room: Room, job_ids: Iterable[int]) -> list[RunEnd]:
     """Those of some jobs that have ended without a word, such as one that was stopped before it began."""
     wanted = list(job_ids)
     if not wanted:
-        return {}
+        return []
     spoken = select(replies.c.id).where(replies.c.job_id == jobs.c.id).exists()
     query = select(jobs).where(jobs.c.id.in_(wanted), jobs.c.state.in_(FINAL), ~spoken)
-    return {
-        row.id: RunEnd(_runs(connection, room, row), row.state, row.reason)
-        for row in connection.execute(query).all()
-    }
+    rows = connection.execute(query).all()
+    return [RunEnd(_runs(connection, room, row), row.state, row.reason) for row in rows]
 
 
 def answer_text(

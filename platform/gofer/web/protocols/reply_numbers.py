@@ -24,6 +24,14 @@ UNSENT = (ReplyState.PLANNED, ReplyState.PLACED)
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyPlace:
+    """How far somebody has read: a number, and the row that has it."""
+
+    number: int = 0
+    reply_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NumberedReply:
     """One answer, note or apology."""
 
@@ -44,13 +52,10 @@ class NumberedReply:
     """Empty for the answer to a command, which no agent gave."""
     at: float
 
-
-@dataclass(frozen=True, slots=True)
-class ReplyPlace:
-    """How far somebody has read: a number, and the row that has it."""
-
-    number: int = 0
-    reply_id: int = 0
+    @property
+    def place(self) -> ReplyPlace:
+        """The place after it."""
+        return ReplyPlace(self.number, self.id)
 
 
 def last_place(connection: Connection, conversation_id: str) -> ReplyPlace:
@@ -94,6 +99,17 @@ def replies_after(
     key = conversation_key(connection, vault, conversation_id)
     sent = takewhile(lambda row: row.state not in UNSENT, rows)
     return list(_numbered(key, redactor, conversation_id, sent, place.number))
+
+
+def all_replies_after(
+    connection: Connection, vault: Vault, redactor: Redactor, conversation_id: str, place: ReplyPlace
+) -> list[NumberedReply]:
+    """Everything that was sent after a place, in order. For who follows closely: it is little."""
+    found: list[NumberedReply] = []
+    while page := replies_after(connection, vault, redactor, conversation_id, place):
+        found += page
+        place = page[-1].place
+    return found
 
 
 def _numbered(

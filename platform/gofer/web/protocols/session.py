@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from gofer.app import Platform
-from gofer.errors import Forbidden, GoferError, Malformed, NotFound, StoreError, TooBusy
+from gofer.errors import Forbidden, GoferError, Malformed, NotFound, StoreError, TooBusy, TooOften
 from gofer.goals.load import told_loads
 from gofer.jobs.notifications import EVENTS
 from gofer.store.events import Cursor
@@ -32,12 +32,13 @@ from gofer.web.chat import rooms
 from gofer.web.chat.follow import follow, read_now
 from gofer.web.chat.rooms import Room
 from gofer.web.chat.timeline import Timeline
-from gofer.web.client_socket import ClientSocket, ClientSockets
+from gofer.web.client_socket import Allowances, ClientSocket, ClientSockets
 from gofer.web.problems import problem
 from gofer.web.protocols import session_messages, session_runs
 from gofer.web.protocols.reply_numbers import (
     NumberedReply,
     ReplyPlace,
+    all_replies_after,
     last_place,
     place_of,
     replies_after,
@@ -48,6 +49,7 @@ from gofer.web.protocols.session_messages import (
     Unanswerable,
     capabilities,
     error_frame,
+    need,
     refusal,
 )
 from gofer.web.protocols.session_runs import load_frame, log_frames, reconnect_frame
@@ -64,6 +66,8 @@ KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,99}")
 KEY_NAMES = ("session", "sessionId", "session_id", "sessionKey", "session-key")
 HANDLERS: dict[str, Handler] = {**session_messages.HANDLERS, **session_runs.HANDLERS}
 """By the type of a message."""
+NEEDED = (("agent.run.", "agent_runtime_v1"), ("memory.", "memory_v1"))
+"""The flags without which messages are refused, by how their types begin."""
 FAILURES = {
     "model.auth": "provider_auth_failed",
     "model.unavailable": "provider_unavailable",
@@ -87,6 +91,8 @@ class ClientSession:
     visitor: Visitor
     agent: str
     key: str
+    capabilities: tuple[str, ...]
+    """The parts of the instance that are switched on."""
     room: Room | None = None
     """None until something was said in it."""
     place: ReplyPlace = field(default_factory=ReplyPlace)
@@ -144,6 +150,7 @@ class SessionDoor:
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self._sockets = ClientSockets(partial(check_still, platform, role="operator"))
+        self._by_token = Allowances()
         self._sessions: dict[str, set[ClientSession]] = {}
         """By what the web chat calls their room: several clients may be in one session."""
         self._watch: asyncio.Task[None] | None = None
@@ -166,9 +173,10 @@ class SessionDoor:
         agent = websocket.path_params["agent"]
         if visitor.agent and visitor.agent != agent:
             raise NotFound(f"There is no agent called {agent[:40]!r}.")
-        await rooms.check_agent(self._platform, agent)
+        spec = await rooms.find_agent(self._platform, agent)
         key = given_key(dict(websocket.query_params))
-        session = ClientSession(self._platform, ClientSocket(websocket), visitor, agent, key or new_key())
+        socket, parts = ClientSocket(websocket), capabilities(self._platform.settings, spec)
+        session = ClientSession(self._platform, socket, visitor, agent, key or new_key(), parts)
         session.room = await session.find_room() if key else None
         return session, session.room is not None
 
@@ -226,7 +234,7 @@ class SessionDoor:
             where = partial(_start, conversation_id=session.room.id, after=after)
             session.place = await self._platform.database.read(where)
         hello = {"sessionKey": session.key, "agentId": session.agent}
-        await session.send({"type": "session.ack", **hello, "capabilities": capabilities(self._platform)})
+        await session.send({"type": "session.ack", **hello, "capabilities": list(session.capabilities)})
         if resumed:
             await session.send(await reconnect_frame(session))
 
@@ -259,42 +267,49 @@ class SessionDoor:
             partial(read_now, platform=self._platform, conversation_id=conversation_id)
         )
         session.log_place = now.cursor
-        await self._send_replies(session, conversation_id)
-        async for news in follow(self._platform, conversation_id, now.cursor, look_anyway=WITHOUT_NEWS):
-            if isinstance(news, Timeline):
-                for item in news.items:
-                    if item["kind"] == "step":
-                        await session.send(_tool_event(item))
-                await self._send_replies(session, conversation_id)
-                await self._send_log(session, conversation_id)
-            else:
+        while missed := await self._platform.database.read(partial(self._replies, session, conversation_id)):
+            await self._send_replies(session, missed)
+        async for news in follow(
+            self._platform,
+            conversation_id,
+            now.cursor,
+            look_anyway=WITHOUT_NEWS,
+            more=partial(self._more, session, conversation_id),
+        ):
+            if not isinstance(news, Timeline):
                 await session.send(_live_frame(news))
+                continue
+            for item in news.items:
+                if item["kind"] == "step":
+                    await session.send(_tool_event(item))
+            replies, session.log_place, frames = news.more
+            await self._send_replies(session, replies)
+            for frame in frames:
+                await session.send(frame)
 
-    async def _send_log(self, session: ClientSession, conversation_id: str) -> None:
-        """Tell what the log has of plans, tasks and memory, and every step to a client that asked for it."""
-        read = partial(log_frames, session=session, conversation_id=conversation_id)
-        session.log_place, frames = await self._platform.database.read(read)
-        for frame in frames:
-            await session.send(frame)
+    def _replies(
+        self, session: ClientSession, conversation_id: str, connection: Connection
+    ) -> list[NumberedReply]:
+        """What was answered after the last number, or the first hundred of it."""
+        platform = self._platform
+        return replies_after(connection, platform.vault, platform.redactor, conversation_id, session.place)
 
-    async def _send_replies(self, session: ClientSession, conversation_id: str) -> None:
-        """Send what was answered after the last number, in order, each once."""
-        while True:
-            found = await self._platform.database.read(
-                partial(
-                    replies_after,
-                    vault=self._platform.vault,
-                    redactor=self._platform.redactor,
-                    conversation_id=conversation_id,
-                    place=session.place,
-                )
-            )
-            for reply in found:
-                for frame in reply_frames(reply):
-                    await session.send(frame)
-                session.place = ReplyPlace(reply.number, reply.id)
-            if not found:
-                return
+    def _more(
+        self, session: ClientSession, conversation_id: str, connection: Connection, news: Timeline
+    ) -> tuple[list[NumberedReply], Cursor, list[dict[str, Any]]]:
+        """Answers, and what the log has of plans, tasks and memory, and every step for a client that asked for it."""
+        platform = self._platform
+        replies = all_replies_after(
+            connection, platform.vault, platform.redactor, conversation_id, session.place
+        )
+        return replies, *log_frames(connection, session, conversation_id)
+
+    async def _send_replies(self, session: ClientSession, replies: list[NumberedReply]) -> None:
+        """Send answers in order, each once."""
+        for reply in replies:
+            for frame in reply_frames(reply):
+                await session.send(frame)
+            session.place = reply.place
 
     # What the client says.
 
@@ -309,6 +324,8 @@ class SessionDoor:
         except Malformed as error:
             return [error_frame("", "invalid_envelope", str(error))]
         try:
+            if not self._by_token.spend(session.visitor.token_id or session.visitor.member_id):
+                raise TooOften("Too many messages with this token.", retry_after=1)
             await check_still(self._platform, session.socket.websocket, "operator")
             frames = await answer(session, asked)
         except NotSignedIn:
@@ -360,6 +377,9 @@ async def answer(session: ClientSession, asked: ClientMessage) -> list[dict[str,
     handler = HANDLERS.get(asked.type)
     if handler is None:
         raise Unanswerable("unsupported_message_type", f"{asked.type[:60]!r} is not supported.")
+    for prefix, flag in NEEDED:
+        if asked.type.startswith(prefix):
+            need(session, flag)
     return [{"request": asked.id, **frame} for frame in await handler(session, asked)]
 
 

@@ -20,6 +20,8 @@ from gofer.memory import records
 from gofer.memory.audience import audience
 from gofer.memory.recall import Results
 from gofer.memory.scopes import conversation_scope
+from gofer.runs.agent_files import AgentSpec
+from gofer.settings import Settings
 from gofer.store.ids import new_id
 from gofer.store.tables import (
     conversations,
@@ -88,11 +90,15 @@ class Unanswerable(GoferError):
         self.code = code
 
 
-def capabilities(platform: Platform) -> list[str]:
-    """The parts of the instance that are switched on."""
-    settings = platform.settings
-    flags = {"agent_runtime_v1": settings.agent_runtime_v1, "memory_v1": settings.memory_v1}
-    return [name for name, on in flags.items() if on]
+def capabilities(settings: Settings, agent: AgentSpec) -> tuple[str, ...]:
+    """The parts of the instance that are switched on, and whether the agent has a heartbeat."""
+    flags = {
+        "agent_runtime_v1": settings.agent_runtime_v1,
+        "memory_v1": settings.memory_v1,
+        "workers_v1": settings.workers_v1,
+        "heartbeat": agent.heartbeat.enabled,
+    }
+    return tuple(name for name, on in flags.items() if on)
 
 
 def error_frame(request: str, code: str, message: str) -> Frame:
@@ -123,7 +129,7 @@ def _now_ms() -> int:
 
 async def _connect(session: ClientSession, asked: ClientMessage) -> list[Frame]:
     hello = {"sessionKey": session.key, "agentId": session.agent}
-    return [{"type": "connect.ack", **hello, "capabilities": capabilities(session.platform)}]
+    return [{"type": "connect.ack", **hello, "capabilities": list(session.capabilities)}]
 
 
 async def _ping(session: ClientSession, asked: ClientMessage) -> list[Frame]:
@@ -271,7 +277,6 @@ def _own_agent(session: ClientSession, asked: ClientMessage) -> str:
 
 
 async def _recall(session: ClientSession, asked: ClientMessage) -> list[Frame]:
-    need(session, "memory_v1")
     limit, full = asked.number("limit", 25), asked.flag("include_full", False)
     archived = asked.flag("include_archived", True)
     items: list[Frame] = []
@@ -282,7 +287,6 @@ async def _recall(session: ClientSession, asked: ClientMessage) -> list[Frame]:
 
 
 async def _query(session: ClientSession, asked: ClientMessage) -> list[Frame]:
-    need(session, "memory_v1")
     topic, limit = asked.text("topic"), asked.number("limit", 25)
     kind, archived = asked.text("kind"), asked.flag("include_archived", True)
     if kind not in ("", "summary", "entry"):
@@ -380,7 +384,7 @@ def _turns(
 
 def need(session: ClientSession, flag: str) -> None:
     """Raises Unanswerable when a part of the instance is switched off."""
-    if flag not in capabilities(session.platform):
+    if flag not in session.capabilities:
         raise Unanswerable("unsupported_message_type", f"{flag} is switched off on this instance.")
 
 

@@ -31,6 +31,7 @@ from gofer.web.protocols.session_messages import (
     Frame,
     Handler,
     Unanswerable,
+    need,
     progress,
     say,
 )
@@ -183,6 +184,7 @@ def _figures(load: Mapping[str, Any]) -> dict[str, int]:
 
 async def _clear_saturation(session: ClientSession, asked: ClientMessage) -> list[Frame]:
     """Drop the agent's tasks that no worker has begun. Whoever wanted them is told."""
+    need(session, "workers_v1")
     visitor = session.visitor
     if not narrowed(visitor, "agents").may("operator"):
         raise Forbidden("This needs, of a token, the scope agents:write.")

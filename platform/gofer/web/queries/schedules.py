@@ -16,7 +16,7 @@ from gofer.app import Platform
 from gofer.connections.inflow import SCHEDULABLE, check_schedulable
 from gofer.errors import Conflict, NotFound
 from gofer.intake.scheduled_messages import show_schedule
-from gofer.jobs.cron import NO_TIMES, add_schedule, next_tick, spelt_out, ticks
+from gofer.jobs.cron import NO_TIMES, add_schedule, next_tick, note_change, spelt_out, ticks
 from gofer.jobs.queue import SERVICE, submit
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -114,12 +114,14 @@ def change_schedule(connection: Connection, row: dict[str, Any], values: dict[st
         row["next_at"] = next_tick(connection, row["cron"], row["timezone"])
     here = schedules.c.id == row["id"]
     row_macs.update(connection, schedules, here, {**values, "next_at": row["next_at"]})
+    note_change(connection, row, "updated")
     return row
 
 
 def remove_schedule(connection: Connection, row: Mapping[str, Any]) -> None:
     """Remove a schedule."""
     connection.execute(delete(schedules).where(schedules.c.id == row["id"]))
+    note_change(connection, row, "removed")
 
 
 def run_schedule(connection: Connection, named: str) -> int:
