@@ -32,6 +32,7 @@ from gofer.errors import ConfigError, GoferError, NotFound
 from gofer.jobs.maintenance import depth, oldest_ready
 from gofer.mcp.settings import McpServerSettings
 from gofer.memory.recall import DAMAGED, examine_scopes
+from gofer.memory.records import unreadable_notes
 from gofer.releases.lifecycle import last_failure, open_home
 from gofer.runs.agent_files import (
     NAME,
@@ -217,7 +218,8 @@ async def _sandbox(platform: Platform) -> list[Finding]:
 
 async def _memory(platform: Platform) -> list[Finding]:
     found = await platform.database.read(partial(examine_scopes, vault=platform.vault))
-    wrong = {**platform.recall.degraded, **found}
+    unreadable = await platform.database.read(partial(unreadable_notes, vault=platform.vault))
+    wrong = {**platform.recall.degraded, **unreadable, **found}
     by_meaning = await _embeddings(platform)
     if not wrong:
         line = "Everything that is remembered can be read and searched."

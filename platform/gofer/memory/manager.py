@@ -21,7 +21,7 @@ from gofer.errors import Conflict, GoferError, NotFound
 from gofer.jobs.queue import SERVICE, submit
 from gofer.memory import records
 from gofer.memory.notes import forget_memory, tell
-from gofer.memory.records import LIVE, Memory, opened
+from gofer.memory.records import LIVE, Memory, readable
 from gofer.memory.scopes import open_scope
 from gofer.memory.terms import text_terms
 from gofer.sanitize import gist
@@ -42,8 +42,8 @@ MAX_JUDGED = 20
 """Pairs, and long notes, that a model is asked about in one job."""
 LONG = 400
 """Characters of a note whose beginning does not say what it is about."""
-_SAME, _ALIKE = 0.85, 0.5
-"""Share of words that two notes have in common: to say the same, and to be worth a model's look."""
+_ALIKE = 0.5
+"""Share of words that two notes have in common to be worth a look."""
 _PENDING = in_state(JobState.READY, JobState.BLOCKED, JobState.RUNNING, JobState.SCHEDULED, JobState.WAITING)
 _WORDS = re.compile(r"\w+")
 _NEGATIONS = frozenset({
@@ -159,12 +159,11 @@ def _notes(connection: Connection, vault: Vault, scope_id: str) -> list[Memory]:
         .order_by(memories.c.valid_from.desc(), memories.c.id)
         .limit(MAX_NOTES)
     )
-    keys = open_scope(connection, vault, scope_id)
-    return [opened(keys, row) for row in connection.execute(query).all()]
+    return readable(open_scope(connection, vault, scope_id), connection.execute(query).all())[0]
 
 
 def by_rule(newest_first: Sequence[Memory]) -> Iterator[NotePair]:
-    """What rules find: the same words, nearly the same words, another value for the same thing, and its opposite."""
+    """What rules find: the same words, all words of an older note, another value for the same thing, its opposite."""
     gone: set[str] = set()
     words: dict[str, Memory] = {}
     for note in newest_first:
@@ -174,20 +173,20 @@ def by_rule(newest_first: Sequence[Memory]) -> Iterator[NotePair]:
             gone.add(note.id)
             yield NotePair(kept, note, "merge", f"says the same as {note.id}", forgets=True)
     left = [note for note in newest_first if note.id not in gone]
-    for newer, older, share in _near(left, _ALIKE):
+    for newer, older, is_within in _near(left):
         if newer.id in gone or older.id in gone or not may_replace(newer, older):
             continue
         if _contradicts(newer.text, older.text):
             gone.add(older.id)
             yield NotePair(newer, older, "contradiction", f"is newer than {older.id} and says otherwise")
-        elif share >= _SAME and _figures(newer.text) == _figures(older.text):
+        elif is_within and _figures(newer.text) == _figures(older.text):
             gone.add(older.id)
-            yield NotePair(newer, older, "merge", f"says nearly the same as {older.id}")
+            yield NotePair(newer, older, "merge", f"says all that {older.id} says")
 
 
 def alike(newest_first: Sequence[Memory]) -> Iterator[tuple[Memory, Memory]]:
     """Pairs that no rule decides and that have much in common, the newer first."""
-    for newer, older, _ in _near(newest_first, _ALIKE):
+    for newer, older, _ in _near(newest_first):
         if may_replace(newer, older):
             yield newer, older
 
@@ -200,8 +199,9 @@ def may_replace(newer: Memory, older: Memory) -> bool:
     return newer.untrusted == older.untrusted and ranks[0] >= ranks[1] and not decided
 
 
-def _near(newest_first: Sequence[Memory], least: float) -> Iterator[tuple[Memory, Memory, float]]:
-    """Pairs with many words in common, found by their rarest words: not every pair is looked at."""
+def _near(newest_first: Sequence[Memory]) -> Iterator[tuple[Memory, Memory, bool]]:
+    """Pairs with many words in common, and whether the newer has all words of the older, so that nothing is lost with
+    that. They are found by their rarest words: not every pair is looked at."""
     terms = {note.id: frozenset(text_terms(note.text).counts) for note in newest_first}
     having: dict[str, list[Memory]] = {}
     for note in newest_first:
@@ -217,9 +217,8 @@ def _near(newest_first: Sequence[Memory], least: float) -> Iterator[tuple[Memory
                     break  # those behind it are older
                 if newer.id not in seen:
                     seen.add(newer.id)
-                    share = _share(terms[newer.id], terms[older.id])
-                    if share >= least:
-                        yield newer, older, share
+                    if _share(terms[newer.id], terms[older.id]) >= _ALIKE:
+                        yield newer, older, terms[newer.id] >= terms[older.id]
 
 
 def _share(one: frozenset[str], other: frozenset[str]) -> float:

@@ -21,7 +21,7 @@ from gofer.memory import index
 from gofer.memory.embeddings import Embeddings, fuse
 from gofer.memory.index import Document, IndexMoved, IndexState
 from gofer.memory.manager import ensure_tidying
-from gofer.memory.records import LIVE, Memory, opened, resolve, turn_id
+from gofer.memory.records import LIVE, UNREADABLE, Memory, readable, resolve, turn_id
 from gofer.memory.scopes import (
     CONVERSATION,
     ScopeKeyLost,
@@ -130,12 +130,15 @@ class Recall:
         return await self.embeddings.near(query, keys)
 
     def _note(self, degraded: dict[str, str], seconds: float) -> None:
-        for scope_id, why in degraded.items():
-            if scope_id not in self.degraded:
-                log.warning("memory.degraded", scope=scope_id, reason=why, fix="gofer memory reindex")
-        self.degraded.update(degraded)
+        self._tell(degraded)
         self.counters.searches += 1
         self.counters.seconds += seconds
+
+    def _tell(self, degraded: dict[str, str]) -> None:
+        for scope_id, why in degraded.items():
+            if scope_id not in self.degraded:
+                log.warning("memory.degraded", scope=scope_id, reason=why, fix="gofer doctor")
+        self.degraded.update(degraded)
 
     async def catch_up(self, scope_id: str, batches: int = MAX_BATCHES) -> int:
         """Index what a scope lacks; returns how many memories that were."""
@@ -156,7 +159,9 @@ class Recall:
     async def _add_batch(self, scope_id: str) -> int | None:
         """None when nothing is left that can be indexed."""
         batch = await self._database.read(partial(_lacking, vault=self._vault, scope_id=scope_id))
-        documents, upto = await asyncio.to_thread(_documents, batch)
+        documents, upto, damaged = await asyncio.to_thread(_documents, batch)
+        if damaged:
+            self._tell({scope_id: UNREADABLE.format(count=damaged)})
         if not documents and upto == (batch.state.upto_seq if batch.state else 0) and not batch.noted:
             return None
         state = batch.state
@@ -323,8 +328,8 @@ def _lacking(connection: Connection, vault: Vault, scope_id: str) -> _Batch:
     return _Batch(keys, state, before, said, noted)
 
 
-def _documents(batch: _Batch) -> tuple[list[Document], int]:
-    """What is to be indexed, and the number of the last message that is dealt with."""
+def _documents(batch: _Batch) -> tuple[list[Document], int, int]:
+    """What is to be indexed, the number of the last message that is dealt with, and how many notes do not open."""
     made: list[Document] = []
     upto = batch.state.upto_seq if batch.state else 0
     before, before_text = batch.before, ""
@@ -348,11 +353,14 @@ def _documents(batch: _Batch) -> tuple[list[Document], int]:
         )
         made.append(Document(row.seq, terms, starts=not follows))
         before, before_text, upto = row, stored.message.text, row.seq
-    for row in batch.noted:
-        if row.sealed is not None and row.state == LIVE and row.valid_to is None:
-            note = opened(batch.keys, row)
-            made.append(Document(row.id, text_terms(note.text, speaker=note.author, at=row.valid_from)))
-    return made, upto
+    live = [
+        row for row in batch.noted if row.sealed is not None and row.state == LIVE and row.valid_to is None
+    ]
+    notes, damaged = readable(batch.keys, live)
+    made += [
+        Document(note.id, text_terms(note.text, speaker=note.author, at=note.valid_from)) for note in notes
+    ]
+    return made, upto, damaged
 
 
 def _write(

@@ -6,6 +6,7 @@ The id of a turn is derived from its conversation and number, so every message h
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from sqlalchemy import Connection, bindparam, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from gofer.errors import Conflict, Malformed, NotFound
+from gofer.errors import Conflict, GoferError, Malformed, NotFound
 from gofer.integration import Incoming
 from gofer.memory.scopes import ScopeKeys, conversation_scope, open_scope
 from gofer.sanitize import gist
@@ -27,11 +28,16 @@ from gofer.store.locks import lock_conversation
 from gofer.store.messages import open_stored
 from gofer.store.tables import ASIDE, conversations, memories, messages
 from gofer.vault.envelope import Vault
+from gofer.vault.errors import Tampered
 
 Kind = Literal["turn", "result", "plan", "summary", "note", "rule"]
 LIVE, FORGOTTEN = "live", "forgotten"
 SUPERSEDED = "superseded"
 """What people are told of a live version whose place another memory took. It is not stored."""
+UNREADABLE = "{count} of its memories were changed or damaged"
+"""Why a scope is not searched as it should."""
+MAX_EXAMINED = 20_000
+"""Notes that `gofer doctor` opens to see whether it can."""
 MAX_TEXT = 200_000
 """Characters of one memory."""
 _PREFIX, _CONVERSATION = "mem_", "conv_"
@@ -412,6 +418,34 @@ def opened(keys: ScopeKeys, row: Any) -> Memory:
         row.valid_from,
         row.valid_to,
     )
+
+
+def readable(keys: ScopeKeys, rows: Sequence[Any]) -> tuple[list[Memory], int]:
+    """The versions of one scope that open, and how many do not."""
+    found = []
+    for row in rows:
+        with contextlib.suppress(Tampered):
+            found.append(opened(keys, row))
+    return found, len(rows) - len(found)
+
+
+def unreadable_notes(connection: Connection, vault: Vault) -> dict[str, str]:
+    """The scopes with notes that do not open, the newest looked at, and how many those are."""
+    query = (
+        select(memories)
+        .where(memories.c.sealed.is_not(None), memories.c.valid_to.is_(None))
+        .order_by(memories.c.valid_from.desc())
+        .limit(MAX_EXAMINED)
+    )
+    by_scope: dict[str, list[Any]] = {}
+    for row in connection.execute(query):
+        by_scope.setdefault(row.scope_id, []).append(row)
+    found = {}
+    for scope_id, rows in by_scope.items():
+        with contextlib.suppress(GoferError):  # a lost key is told by whoever looks for it
+            if count := readable(open_scope(connection, vault, scope_id), rows)[1]:
+                found[scope_id] = UNREADABLE.format(count=count)
+    return found
 
 
 def blank(keys: ScopeKeys, row: Any) -> Memory:

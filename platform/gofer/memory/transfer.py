@@ -1,16 +1,17 @@
 """Memories in and out: JSON lines of ours, notes of other agents in Markdown, and archive indexes as NDJSON.
 
-An import is checked whole before anything is kept. What is here already stays as it is. What had an id elsewhere gets
-an id of ours that follows from it, so the same file again keeps nothing twice.
+An import is checked whole before anything is kept, and then kept in pieces, so that nobody's message waits for it. What
+is here already stays as it is. What had an id elsewhere gets an id of ours that follows from it: the same file again
+keeps nothing twice, and what a crash left out.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, select
 
@@ -214,39 +215,29 @@ def _under(heading: str, words: str) -> str:
     )
 
 
-class Kept(NamedTuple):
-    """What became of an import."""
-
-    imported: int
-    """How many memories there are now of it."""
-    known: int
-    """How many of these were here before."""
-    forgotten: int
-    """How many more were forgotten here and stay so."""
-
-
 def keep_import(
     connection: Connection,
     vault: Vault,
     *,
-    entries: list[ImportedNote],
+    entries: Sequence[ImportedNote],
     scope_id: str,
     trust: str,
     author: str,
-) -> Kept:
-    """Keep what was parsed, for a scope or, without one, each for its own. An owner's import keeps who said what, and
-    how far they are trusted; everybody else's is their own word."""
+) -> dict[str, str | None]:
+    """Keep some of what was parsed, for a scope or, without one, each for its own. An owner's import keeps who said
+    what, and how far they are trusted; everybody else's is their own word. Returns the state in which each memory was
+    here before: None for a new one. What was forgotten here stays so."""
     key = vault.mac_key("memory of an import")
-    states: dict[str, str | None] = {}
+    before: dict[str, str | None] = {}
     for entry in entries:
         target = scope_id or entry.scope_id
         memory_id = _here(connection, entry, target)
         if not memory_id:
             memory_id = f"mem_{key.digest(target, entry.foreign_id or entry.text)[:24]}"
-        if memory_id in states:
+        if memory_id in before:
             continue
-        states[memory_id] = _state_here(connection, memory_id)
-        if states[memory_id] == FORGOTTEN:
+        before[memory_id] = _state_here(connection, memory_id)
+        if before[memory_id] == FORGOTTEN:
             continue
         by_owner = trust == "owner" and bool(entry.trust)
         keep_note(
@@ -262,9 +253,7 @@ def keep_import(
             reason="import",
             at=entry.at,
         )
-    forgotten = sum(state == FORGOTTEN for state in states.values())
-    new = sum(state is None for state in states.values())
-    return Kept(len(states) - forgotten, len(states) - forgotten - new, forgotten)
+    return before
 
 
 def _here(connection: Connection, entry: ImportedNote, scope_id: str) -> str:

@@ -193,18 +193,15 @@ async def export(request: Request) -> Response:
 
 
 async def take_in(request: Request) -> Response:
-    """Import a file: all of it, or nothing."""
+    """Import a file. A file with something wrong in it changes nothing."""
     platform, given = platform_of(request), await parse_body(request, MemoryImport)
-    done = await platform.database.write(
-        partial(
-            memories.take_in,
-            vault=platform.vault,
-            visitor=visitor_of(request),
-            scope_id=given.scope,
-            form=given.format,
-            text=platform.redactor.redact(given.text),
-            publish=given.publish,
-        )
+    done = await memories.take_in(
+        platform,
+        visitor_of(request),
+        scope_id=given.scope,
+        form=given.format,
+        text=platform.redactor.redact(given.text),
+        publish=given.publish,
     )
     return json_response(request, done)
 

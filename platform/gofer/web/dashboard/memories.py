@@ -92,16 +92,13 @@ async def take_in(request: Request) -> Response:
     publish = text_of(form, "publish", "0").strip() or "0"
     if not publish.isascii() or not publish.isdigit() or len(publish) > 6:
         raise Malformed("Private memories to import: must be a number.")
-    done = await platform.database.write(
-        partial(
-            memories.take_in,
-            vault=platform.vault,
-            visitor=visitor_of(request),
-            scope_id=text_of(form, "import_scope").strip(),
-            form="",
-            text=platform.redactor.redact(text_of(form, "lines")),
-            publish=int(publish),
-        )
+    done = await memories.take_in(
+        platform,
+        visitor_of(request),
+        scope_id=text_of(form, "import_scope").strip(),
+        form="",
+        text=platform.redactor.redact(text_of(form, "lines")),
+        publish=int(publish),
     )
     forgotten = f" {done['forgotten']} more were forgotten here and stay so." if done["forgotten"] else ""
     return redirect("/memory", f"{done['imported']} memories are kept.{forgotten}")

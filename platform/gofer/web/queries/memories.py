@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from gofer.identity import WEB_CHAT, known_principal
 from gofer.memory import notes, records
 from gofer.memory.audience import OWNERS_WORD
 from gofer.memory.recall import indexed_scopes, reindex
-from gofer.memory.records import LIVE, SUPERSEDED, Memory, Source, UnknownMemory
+from gofer.memory.records import FORGOTTEN, LIVE, SUPERSEDED, Memory, Source, UnknownMemory
 from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, conversation_scope, open_scope, split_scope
 from gofer.memory.transfer import ImportedNote, UnfitFile, exported, keep_import, parse_import
 from gofer.sanitize import clean
@@ -26,6 +27,8 @@ from gofer.web.auth import Visitor, is_readable
 from gofer.web.queries.conversations import list_conversations
 
 MAX_SCOPES = 300
+IMPORTED_AT_ONCE = 50
+"""Memories of an import in one transaction."""
 MAX_PEOPLE = 20
 """How many people an error names."""
 KINDS = ("note", "rule", "plan", "summary", "result")
@@ -369,28 +372,41 @@ def export(connection: Connection, vault: Vault, visitor: Visitor, scope_id: str
     return found
 
 
-def take_in(
-    connection: Connection,
-    vault: Vault,
-    visitor: Visitor,
-    *,
-    scope_id: str,
-    form: str,
-    text: str,
-    publish: int = 0,
+async def take_in(
+    platform: Platform, visitor: Visitor, *, scope_id: str, form: str, text: str, publish: int = 0
 ) -> dict[str, Any]:
-    """Import a file, for a scope or each line for its own; all of it, or nothing. What is private in it is imported for
-    others only on an owner's word that says how many memories that are."""
-    entries = parse_import(text, form)
-    target = _writable(connection, visitor, scope_id) if scope_id else ""
-    if target:
-        _check_published(visitor, target, [each for each in entries if each.private], publish)
-    else:
+    """Import a file, for a scope or each line for its own. It is checked whole before anything is kept. What is private
+    in it is imported for others only on an owner's word that says how many memories that are."""
+    entries = await asyncio.to_thread(parse_import, text, form)
+    check = partial(_import_target, visitor=visitor, scope_id=scope_id, entries=entries, publish=publish)
+    target = await platform.database.read(check)
+    before: dict[str, str | None] = {}
+    for first in range(0, len(entries), IMPORTED_AT_ONCE):
+        keep = partial(
+            keep_import,
+            vault=platform.vault,
+            entries=entries[first : first + IMPORTED_AT_ONCE],
+            scope_id=target,
+            trust=_trust(visitor),
+            author=visitor.name,
+        )
+        before = {**await platform.database.write(keep), **before}
+    states = list(before.values())
+    forgotten, new = states.count(FORGOTTEN), states.count(None)
+    kept = len(states) - forgotten
+    return {"scope": target, "imported": kept, "known": kept - new, "forgotten": forgotten}
+
+
+def _import_target(
+    connection: Connection, visitor: Visitor, scope_id: str, entries: Sequence[ImportedNote], publish: int
+) -> str:
+    """For whom an import is, empty where each line says it itself; raises what is wrong with it."""
+    if not scope_id:
         _check_scopes(connection, visitor, entries)
-    kept = keep_import(
-        connection, vault, entries=entries, scope_id=target, trust=_trust(visitor), author=visitor.name
-    )
-    return {"scope": target, **kept._asdict()}
+        return ""
+    target = _writable(connection, visitor, scope_id)
+    _check_published(visitor, target, [each for each in entries if each.private], publish)
+    return target
 
 
 def _check_published(visitor: Visitor, target: str, private: Sequence[ImportedNote], publish: int) -> None:
