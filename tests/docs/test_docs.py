@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from sqlmodel import SQLModel
 
 from gofer import app
 from gofer.agent import journal
 from gofer.connections.registry import IntegrationRegistry
+from gofer.store import tables
 from gofer.store.events import KINDS
-from gofer.store.tables import Noun
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -24,12 +25,15 @@ def read(*parts: str) -> str:
     return DOCS.joinpath(*parts).read_text(encoding="utf-8")
 
 
-def models() -> list[type[Noun]]:
-    return Noun.__subclasses__()
+def models() -> list[type[SQLModel]]:
+    found = [
+        value for value in vars(tables).values() if isinstance(value, type) and issubclass(value, SQLModel)
+    ]
+    return [model for model in found if hasattr(model, "__table__")]
 
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
-def test_every_table_is_a_word_of_the_glossary(model: type[Noun]) -> None:
+def test_every_table_is_a_word_of_the_glossary(model: type[SQLModel]) -> None:
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", model.__name__).lower()
     assert words in read("glossary.md").lower()
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 from sqlalchemy import Connection, LargeBinary, insert, select
+from sqlmodel import SQLModel
 
 from gofer.errors import Fenced, NotFound
 from gofer.jobs.outcome import Done
@@ -13,7 +14,7 @@ from gofer.purge import purge_conversation
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.encryption import conversation_key
-from gofer.store.tables import JobState, conversations, goals, messages, metadata, tasks
+from gofer.store.tables import JobState, conversations, goals, messages, tasks
 from support.world import World
 
 
@@ -30,7 +31,7 @@ async def test_nothing_sealed_is_left(world: World) -> None:
     assert taken.conversation_id is not None
     assert kept.conversation_id is not None
     await purge(world, taken.conversation_id)
-    for table in metadata.sorted_tables:
+    for table in SQLModel.metadata.sorted_tables:
         sealed = [column for column in table.columns if isinstance(column.type, LargeBinary)]
         if "conversation_id" in table.c and sealed:
             rows = await world.rows(select(*sealed).where(table.c.conversation_id == taken.conversation_id))

@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, select, update
+from sqlmodel import SQLModel
 
 from gofer.purge import purge_conversation
 from gofer.store.blobs import put_blob, read_blob
 from gofer.store.encryption import body_digest
-from gofer.store.tables import deliveries, events, metadata
+from gofer.store.tables import deliveries, events
 from support.web_server import House
 from support.world import World
 
@@ -23,7 +24,7 @@ WORD = "the combination is 4711"
 def everything(connection: Connection) -> str:
     """Every value of every table, as text and in hex."""
     found = []
-    for table in metadata.sorted_tables:
+    for table in SQLModel.metadata.sorted_tables:
         for row in connection.execute(select(table)):
             for value in row:
                 found.append(value.hex() if isinstance(value, bytes) else str(value))

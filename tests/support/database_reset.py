@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
-
-from gofer.store.tables import metadata
+from sqlmodel import SQLModel
 
 _ALONE = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
@@ -22,7 +21,7 @@ _KEEP_NUMBERS = (
     "WHERE last_value IS NOT NULL;"
 )
 _FROM_THERE = "SELECT setval(format('%I', sequencename)::regclass, last_value) FROM furniture.numbers;"
-TABLES = [table.name for table in metadata.sorted_tables]
+TABLES = [table.name for table in SQLModel.metadata.sorted_tables]
 
 
 class Broom:

@@ -7,7 +7,7 @@ conversation's data key, so that purging the key purges them wherever they are, 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, cast
 
 from sqlalchemy import (
     JSON,
@@ -15,18 +15,17 @@ from sqlalchemy import (
     Boolean,
     Column,
     ColumnElement,
-    Float,
     ForeignKey,
     Index,
     Integer,
     LargeBinary,
-    MetaData,
     String,
     Table,
     false,
     literal_column,
     text,
 )
+from sqlmodel import Field, SQLModel
 
 # SQLite only numbers rows by itself when the column is exactly INTEGER.
 Serial = BigInteger().with_variant(Integer(), "sqlite")
@@ -125,62 +124,26 @@ class Trust(StrEnum):
     STRANGER = "stranger"
 
 
-metadata = MetaData()
-_TYPES = {"str": String, "int": Integer, "float": Float, "bool": Boolean}
+def _serial(**kwargs: Any) -> Any:
+    return Field(default=None, sa_column=Column(Serial, primary_key=True, autoincrement=True), **kwargs)
 
 
-class Noun:
-    """Each subclass is a table, and each name that it declares a column, which may be NULL if its type says so. What
-    stands behind a name is its default, or says more than the type does.
-
-    SQLModel reads such classes too, but makes a mapper and a validator of each, which nothing here uses: they took a
-    sixth of the time of a start and a twelfth of the memory of a server.
-    """
-
-    core: ClassVar[Table]
-
-    def __init_subclass__(cls) -> None:
-        said = vars(cls)
-        columns = [_column(name, type_, said.get(name)) for name, type_ in cls.__annotations__.items()]
-        more = said.get("__table_args__", ())
-        indexes = [part for part in more if isinstance(part, Index)]
-        options = next((part for part in more if isinstance(part, dict)), {})
-        cls.core = Table(
-            said.get("__tablename__", cls.__name__.lower()), metadata, *columns, *indexes, **options
-        )
-
-
-class _Field(dict[str, Any]):
-    """What a column is given beside its name."""
-
-
-def _field(type_: Any = None, *, foreign_key: str = "", ondelete: str | None = None, **options: Any) -> Any:
-    refers = [ForeignKey(foreign_key, ondelete=ondelete)] if foreign_key else []
-    return _Field(type_=type_, refers=refers, **options)
-
-
-def _column(name: str, annotation: str, said: Any) -> Column[Any]:
-    kind, _, null = annotation.partition(" | ")
-    options: dict[str, Any] = {"type_": None, "refers": [], "nullable": bool(null)}
-    options |= said if isinstance(said, _Field) else {"default": said}
-    type_ = options.pop("type_") or _TYPES[kind]
-    return Column(name, type_, *options.pop("refers"), **options)
-
-
-def _serial() -> Any:
-    return _field(Serial, primary_key=True, autoincrement=True, nullable=False)
-
-
-def _big(*, foreign: str = "", **options: Any) -> Any:
-    return _field(BigInteger, foreign_key=foreign, ondelete="CASCADE", **{"default": 0, **options})
+def _big(
+    *, default: int | None = 0, nullable: bool = False, foreign: str | None = None, index: bool = False
+) -> Any:
+    constraint = [ForeignKey(foreign, ondelete="CASCADE")] if foreign else []
+    return Field(
+        default=default,
+        sa_column=Column(BigInteger, *constraint, nullable=nullable, index=index, default=default),
+    )
 
 
 def _json() -> Any:
-    return _field(JSON)
+    return Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
 
 
-def _bytes() -> Any:
-    return _field(LargeBinary)
+def _bytes(*, nullable: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(LargeBinary, nullable=nullable))
 
 
 class _Mac(LargeBinary):
@@ -194,7 +157,7 @@ class _Mac(LargeBinary):
 
 def _mac() -> Any:
     """What `gofer.store.row_macs` signs the row with; NULL in a row that the release before wrote."""
-    return _field(_Mac)
+    return Field(default=None, sa_column=Column(_Mac, nullable=True))
 
 
 def _where(condition: str) -> dict[str, Any]:
@@ -202,33 +165,33 @@ def _where(condition: str) -> dict[str, Any]:
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 
-class Workspace(Noun):
+class Workspace(SQLModel, table=True):
     """The tenant boundary: every row belongs to one."""
 
-    id: str = _field(primary_key=True)
+    id: str = Field(primary_key=True)
     name: str
     created_at: float
 
 
-class MasterKey(Noun):
+class MasterKey(SQLModel, table=True):
     """A canary sealed by each master key that has been active, so that a wrong key is noticed at start."""
 
     __tablename__ = "master_key"
 
-    id: str = _field(primary_key=True)
+    id: str = Field(primary_key=True)
     """The key's fingerprint."""
     canary: bytes = _bytes()
     active: bool = True
     created_at: float
 
 
-class Secret(Noun):
+class Secret(SQLModel, table=True):
     """An encrypted value, readable only through the vault."""
 
     __table_args__ = (Index("secret_by_name", "workspace_id", "owner", "name", unique=True),)
 
-    id: str = _field(primary_key=True)
-    workspace_id: str = _field(foreign_key="workspace.id")
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
     owner: str
     """What it belongs to: a connection's id, or "" for the workspace."""
     name: str
@@ -239,12 +202,12 @@ class Secret(Noun):
     used_at: float | None = None
 
 
-class Connection(Noun):
+class Connection(SQLModel, table=True):
     """One configured account of an Integration."""
 
-    id: str = _field(primary_key=True)
+    id: str = Field(primary_key=True)
     """Also the last part of its webhook URL."""
-    workspace_id: str = _field(foreign_key="workspace.id")
+    workspace_id: str = Field(foreign_key="workspace.id")
     integration: str
     name: str
     enabled: bool = True
@@ -253,17 +216,17 @@ class Connection(Noun):
     """How many of its jobs may run at once, over all workers; None for no bound."""
     agent: str | None = None
     """The name of the agent that answers what no route fits; None for the instance's default agent."""
-    data_key: bytes | None = _bytes()
+    data_key: bytes | None = _bytes(nullable=True)
     """Wrapped by the master key; seals deliveries that belong to no conversation. None before the first of them."""
     created_at: float
     mac: bytes | None = _mac()
 
 
-class Principal(Noun):
+class Principal(SQLModel, table=True):
     """A person or bot, with its role here."""
 
-    id: str = _field(primary_key=True)
-    workspace_id: str = _field(foreign_key="workspace.id")
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
     name: str
     role: str
     """owner or member; viewer for a Member who may only look: a stranger to agents. Strangers have no row."""
@@ -271,27 +234,27 @@ class Principal(Noun):
     mac: bytes | None = _mac()
 
 
-class Identity(Noun):
+class Identity(SQLModel, table=True):
     """Who a Principal is on one service."""
 
     __table_args__ = (Index("identity_by_subject", "workspace_id", "integration", "subject", unique=True),)
 
-    id: str = _field(primary_key=True)
-    workspace_id: str = _field(foreign_key="workspace.id")
-    principal_id: str = _field(foreign_key="principal.id", index=True)
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    principal_id: str = Field(foreign_key="principal.id", index=True)
     integration: str
     subject: str
     """The service's own, unchangeable id of the person; never a name."""
     mac: bytes | None = _mac()
 
 
-class Pairing(Noun):
+class Pairing(SQLModel, table=True):
     """A code that makes whoever presents it to a Connection a Principal, or one that is there, once and soon."""
 
     __table_args__ = (Index("pairing_by_digest", "connection_id", "digest", unique=True),)
 
-    id: str = _field(primary_key=True)
-    workspace_id: str = _field(foreign_key="workspace.id")
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
     connection_id: str
     digest: str
     """A hash of the code; the code itself is shown once and kept nowhere."""
@@ -305,11 +268,11 @@ class Pairing(Noun):
     mac: bytes | None = _mac()
 
 
-class Stranger(Noun):
+class Stranger(SQLModel, table=True):
     """Somebody unknown at a Connection: what keeps guessing and pestering within bounds."""
 
-    connection_id: str = _field(primary_key=True)
-    subject: str = _field(primary_key=True)
+    connection_id: str = Field(primary_key=True)
+    subject: str = Field(primary_key=True)
     told_at: float | None = None
     """When they were last told that they are not known."""
     guesses: int = 0
@@ -317,13 +280,13 @@ class Stranger(Noun):
     guessing_since: float = 0
 
 
-class Member(Noun):
+class Member(SQLModel, table=True):
     """Somebody who may sign in here."""
 
     __table_args__ = (Index("member_by_name", "workspace_id", "name", unique=True),)
 
-    id: str = _field(primary_key=True)
-    workspace_id: str = _field(foreign_key="workspace.id")
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
     name: str
     """What they sign in with; lower case."""
     role: str
@@ -335,14 +298,14 @@ class Member(Noun):
     mac: bytes | None = _mac()
 
 
-class WebSession(Noun):
+class WebSession(SQLModel, table=True):
     """A signed-in browser."""
 
     __tablename__ = "web_session"
 
-    digest: str = _field(primary_key=True)
+    digest: str = Field(primary_key=True)
     """A hash of the cookie's value, which itself is kept nowhere."""
-    member_id: str = _field(foreign_key="member.id", index=True, ondelete="CASCADE")
+    member_id: str = Field(foreign_key="member.id", index=True, ondelete="CASCADE")
     by: str
     """How it began: password or link."""
     address: str = ""
@@ -356,14 +319,14 @@ class WebSession(Noun):
     mac: bytes | None = _mac()
 
 
-class ApiToken(Noun):
+class ApiToken(SQLModel, table=True):
     """A program's way in, in the name of a Member."""
 
     __tablename__ = "api_token"
     __table_args__ = (Index("api_token_by_digest", "digest", unique=True),)
 
-    id: str = _field(primary_key=True)
-    member_id: str = _field(foreign_key="member.id", index=True, ondelete="CASCADE")
+    id: str = Field(primary_key=True)
+    member_id: str = Field(foreign_key="member.id", index=True, ondelete="CASCADE")
     name: str
     digest: str
     """A hash of the token, which itself is shown once and kept nowhere."""
@@ -377,12 +340,12 @@ class ApiToken(Noun):
     mac: bytes | None = _mac()
 
 
-class Device(Noun):
+class Device(SQLModel, table=True):
     """A key that a program connects with over the gateway protocol, in the name of a Member."""
 
-    id: str = _field(primary_key=True)
+    id: str = Field(primary_key=True)
     """The hash of its public key, in hex."""
-    member_id: str = _field(foreign_key="member.id", index=True, ondelete="CASCADE")
+    member_id: str = Field(foreign_key="member.id", index=True, ondelete="CASCADE")
     name: str
     scopes: str
     """What its token may do at most: words such as `operator.write`."""
@@ -395,32 +358,32 @@ class Device(Noun):
     mac: bytes | None = _mac()
 
 
-class SignInLink(Noun):
+class SignInLink(SQLModel, table=True):
     """A link that signs a Member in, once and soon."""
 
     __tablename__ = "sign_in_link"
 
-    digest: str = _field(primary_key=True)
-    member_id: str = _field(foreign_key="member.id", index=True, ondelete="CASCADE")
+    digest: str = Field(primary_key=True)
+    member_id: str = Field(foreign_key="member.id", index=True, ondelete="CASCADE")
     created_at: float
     expires_at: float
     used_at: float | None = None
     mac: bytes | None = _mac()
 
 
-class SignInDelay(Noun):
+class SignInDelay(SQLModel, table=True):
     """How long a name or an address must wait after failed sign-ins."""
 
     __tablename__ = "sign_in_delay"
 
-    key: str = _field(primary_key=True)
+    key: str = Field(primary_key=True)
     """A hash of the name or address."""
     failures: int = 0
     failed_at: float
     until: float = 0
 
 
-class AuditEntry(Noun):
+class AuditEntry(SQLModel, table=True):
     """A change somebody asked for. Written before the change is made, so none goes unrecorded."""
 
     __tablename__ = "audit_entry"
@@ -442,34 +405,34 @@ class AuditEntry(Noun):
     status: int = 0
     """How it was answered; 0 while it is not known."""
     at: float
-    place: int | None = _big(default=None)
+    place: int | None = _big(default=None, nullable=True)
     """Its number in the chain; NULL in an entry that the release before wrote."""
-    link: bytes | None = _bytes()
+    link: bytes | None = _bytes(nullable=True)
     """A hash over the link before and everything here but how it ended."""
-    end_mac: bytes | None = _bytes()
+    end_mac: bytes | None = _bytes(nullable=True)
     """Over its link, status and data, once it has ended."""
 
 
-class AuditHead(Noun):
+class AuditHead(SQLModel, table=True):
     """Where the chain of the audit log ends, signed: a log that was cut or emptied does not lead there."""
 
     __tablename__ = "audit_head"
 
-    id: str = _field(primary_key=True)
+    id: str = Field(primary_key=True)
     """Always `head`."""
     place: int = _big()
     link: bytes = _bytes()
     mac: bytes = _bytes()
 
 
-class IdempotencyKey(Noun):
+class IdempotencyKey(SQLModel, table=True):
     """A request that may be repeated without being done twice, and what it was answered."""
 
     __tablename__ = "idempotency_key"
     __table_args__ = (Index("idempotency_key_by_time", "created_at"),)
 
-    member_id: str = _field(primary_key=True)
-    key: str = _field(primary_key=True)
+    member_id: str = Field(primary_key=True)
+    key: str = Field(primary_key=True)
     fingerprint: str
     """A hash of what was asked: the same key with another request is a mistake."""
     status: int = 0
@@ -479,31 +442,33 @@ class IdempotencyKey(Noun):
     created_at: float
 
 
-class Agent(Noun):
+class Agent(SQLModel, table=True):
     """An identity, a model, a set of tools and limits."""
 
     __table_args__ = (Index("agent_by_name", "workspace_id", "name", unique=True),)
 
-    id: str = _field(primary_key=True)
-    workspace_id: str = _field(foreign_key="workspace.id")
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
     name: str
     model: str
     settings: dict[str, Any] = _json()
     max_running: int | None = None
     """How many of its jobs may run at once, over all workers; None for no bound."""
-    load: dict[str, Any] | None = _field(JSON(none_as_null=True))
+    load: dict[str, Any] | None = Field(
+        default=None, sa_column=Column(JSON(none_as_null=True), nullable=True)
+    )
     """What `gofer.goals.load` counts of its tasks."""
     created_at: float
     mac: bytes | None = _mac()
 
 
-class Route(Noun):
+class Route(SQLModel, table=True):
     """Which Agent hears which events."""
 
-    id: str = _field(primary_key=True)
-    workspace_id: str = _field(foreign_key="workspace.id")
-    agent_id: str = _field(foreign_key="agent.id", index=True)
-    connection_id: str | None = _field(default=None, foreign_key="connection.id", index=True)
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    agent_id: str = Field(foreign_key="agent.id", index=True)
+    connection_id: str | None = Field(default=None, foreign_key="connection.id", index=True)
     """None hears every connection."""
     event: str = "*"
     """An event kind, or a prefix ending in `*`."""
@@ -511,30 +476,30 @@ class Route(Noun):
     """What wakes the agent: any addressed message, or one trigger (mention, command, label …)."""
     priority: int = 0
     """Of the jobs it makes; lower runs first."""
-    kind: str = _field(String, server_default="route")
+    kind: str = Field(default="route", sa_column=Column(String, nullable=False, server_default="route"))
     """`route`: the first that fits answers. `also`: answers beside it. `default`: answers what no route fits."""
-    rank: int = _field(Integer, server_default="0")
+    rank: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
     """The order in which routes are tried; the most specific comes first."""
     mac: bytes | None = _mac()
 
 
-class Conversation(Noun):
+class Conversation(SQLModel, table=True):
     """An ordered list of messages; its row is the lock that intake and the end of a job share."""
 
-    id: str = _field(primary_key=True)
-    workspace_id: str = _field(foreign_key="workspace.id")
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
     kind: str
     title: str
-    data_key: bytes | None = _bytes()
+    data_key: bytes | None = _bytes(nullable=True)
     """Wrapped by the master key; None once purged, and with it everything sealed."""
     last_seq: int = _big()
     agent_id: str | None = None
     """The agent that an owner chose for it; None for those that the routes say."""
-    model: str = _field(String, default="")
+    model: str = Field(default="", sa_column=Column(String, nullable=False, default=""))
     """The model that an owner chose for it; empty for the agent's own."""
     private: bool | None = None
     """Whether nobody but one person and Gofer reads it, as its integration said; None (not known) counts as no."""
-    pruned_replies: int | None = _big(default=None)
+    pruned_replies: int | None = _big(default=None, nullable=True)
     """How many of its replies were pruned, so that the numbers of the others stay; None for none."""
     created_at: float
     purged_at: float | None = None
@@ -542,7 +507,7 @@ class Conversation(Noun):
     """When its place was closed, such as an issue; no external agent is woken there then. None while it is open."""
 
 
-class Binding(Noun):
+class Binding(SQLModel, table=True):
     """Where a Conversation meets the outside."""
 
     __table_args__ = (
@@ -550,16 +515,16 @@ class Binding(Noun):
         Index("binding_by_lasting", "connection_id", "lasting", **_where("lasting IS NOT NULL")),
     )
 
-    id: str = _field(primary_key=True)
-    conversation_id: str = _field(foreign_key="conversation.id", index=True, ondelete="CASCADE")
-    connection_id: str = _field(foreign_key="connection.id")
+    id: str = Field(primary_key=True)
+    conversation_id: str = Field(foreign_key="conversation.id", index=True, ondelete="CASCADE")
+    connection_id: str = Field(foreign_key="connection.id")
     ref: str
     """The service's reference: a chat and topic, a repository and number."""
     lasting: str | None = None
     """What the place is for ever, where its reference is a name that another may get."""
 
 
-class Delivery(Noun):
+class Delivery(SQLModel, table=True):
     """One inbound request or polled update, kept as received."""
 
     __table_args__ = (
@@ -579,8 +544,8 @@ class Delivery(Noun):
     )
 
     id: int | None = _serial()
-    workspace_id: str = _field(foreign_key="workspace.id")
-    connection_id: str = _field(foreign_key="connection.id")
+    workspace_id: str = Field(foreign_key="workspace.id")
+    connection_id: str = Field(foreign_key="connection.id")
     external_id: str
     """The service's id, or a hash where it has none: what makes a repeat a repeat."""
     body_hash: str
@@ -590,11 +555,11 @@ class Delivery(Noun):
     event: str
     note: str = ""
     """Why it became no message, if it did not."""
-    conversation_id: str | None = _field(
+    conversation_id: str | None = Field(
         default=None, foreign_key="conversation.id", index=True, ondelete="CASCADE"
     )
     message_seq: int | None = None
-    sealed: bytes | None = _bytes()
+    sealed: bytes | None = _bytes(nullable=True)
     """Headers (without the secret ones) and body."""
     message_digest: str | None = None
     """A keyed digest of the service's own id of what was said, where delivery ids are not signed: it stays when the
@@ -602,7 +567,7 @@ class Delivery(Noun):
     received_at: float
 
 
-class Message(Noun):
+class Message(SQLModel, table=True):
     """One entry in a Conversation."""
 
     __table_args__ = (
@@ -611,8 +576,8 @@ class Message(Noun):
         ),
     )
 
-    conversation_id: str = _field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
-    seq: int = _field(BigInteger, primary_key=True, autoincrement=False)
+    conversation_id: str = Field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
+    seq: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
     author: str
     """The integration's id of the author, or `agent:<id>`."""
     addressed: bool
@@ -621,24 +586,24 @@ class Message(Noun):
     connection_id: str | None = None
     external_id: str = ""
     """This message's id at the service; replies and edits refer to it."""
-    sealed: bytes | None = _bytes()
+    sealed: bytes | None = _bytes(nullable=True)
     """Text, author's name, attachments and facts, as `gofer.store.messages` writes them."""
     admitted_at: float | None = None
     created_at: float
 
 
-class Blob(Noun):
+class Blob(SQLModel, table=True):
     """Bytes by keyed digest, within one Conversation so that purging it is real."""
 
-    conversation_id: str = _field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
-    hash: str = _field(primary_key=True)
+    conversation_id: str = Field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
+    hash: str = Field(primary_key=True)
     media_type: str
     size: int
     sealed: bytes = _bytes()
     created_at: float
 
 
-class Participant(Noun):
+class Participant(SQLModel, table=True):
     """An Agent in a Conversation."""
 
     __table_args__ = (
@@ -646,9 +611,9 @@ class Participant(Noun):
         Index("participant_wanted", "id", **_where("wake_seq > read_seq")),
     )
 
-    id: str = _field(primary_key=True)
-    conversation_id: str = _field(foreign_key="conversation.id", ondelete="CASCADE")
-    agent_id: str = _field(foreign_key="agent.id")
+    id: str = Field(primary_key=True)
+    conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
+    agent_id: str = Field(foreign_key="agent.id")
     read_seq: int = _big()
     """What it has dealt with."""
     wake_seq: int = _big()
@@ -656,11 +621,11 @@ class Participant(Noun):
     epoch_seq: int = _big()
     """Where its memory of the conversation begins; `/new` moves it."""
     priority: int = 0
-    summary: bytes | None = _bytes()
+    summary: bytes | None = _bytes(nullable=True)
     """What is kept of everything its last checkpoint covers, sealed."""
     muted_at: float | None = None
     """When somebody there asked that the agent's heartbeat writes nothing there; None while it may."""
-    ack_seq: int | None = _big(default=None)
+    ack_seq: int | None = _big(default=None, nullable=True)
     """The last message that an external agent itself said it has read; None when it never said so."""
     blocked_at: float | None = None
     """When an external agent was stopped here because it got nowhere; a person unblocks it."""
@@ -670,7 +635,7 @@ class Participant(Noun):
     """When a person last unblocked it: what came before does not count against it."""
 
 
-class Job(Noun):
+class Job(SQLModel, table=True):
     """A durable promise to do one piece of work."""
 
     __table_args__ = (
@@ -697,7 +662,7 @@ class Job(Noun):
 
     id: int | None = _serial()
     """Assigned in order; the order of work, never a clock."""
-    workspace_id: str = _field(foreign_key="workspace.id")
+    workspace_id: str = Field(foreign_key="workspace.id")
     kind: str
     pool: str = "agent"
     """Which of a worker's slots it takes: agent (may last hours), service (short errands, never starved) or worker
@@ -719,18 +684,18 @@ class Job(Noun):
     cancel_requested: bool = False
     event_seq: int = _big()
     """The number of its last event."""
-    conversation_id: str | None = _field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
-    participant_id: str | None = _field(default=None, foreign_key="participant.id", ondelete="CASCADE")
+    conversation_id: str | None = Field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
+    participant_id: str | None = Field(default=None, foreign_key="participant.id", ondelete="CASCADE")
     agent_id: str | None = None
     connection_id: str | None = None
     covers_from: int = _big()
     """Messages after this one are what it answers …"""
-    covers_to: int | None = _big(default=None)
+    covers_to: int | None = _big(default=None, nullable=True)
     """… up to this one; None until its end is known."""
     payload: dict[str, Any] = _json()
     unique_key: str | None = None
     """At most one job ever has it; what makes a cron tick happen once."""
-    parent_id: int | None = _big(default=None)
+    parent_id: int | None = _big(default=None, nullable=True)
     """The job that made it and may wait for it, in the same conversation."""
     reason: str = ""
     """Code of why it is where it is."""
@@ -738,11 +703,11 @@ class Job(Noun):
     finished_at: float | None = None
 
 
-class Attempt(Noun):
+class Attempt(SQLModel, table=True):
     """One try at a Job by one worker."""
 
-    job_id: int = _field(Serial, primary_key=True, foreign_key="job.id", ondelete="CASCADE")
-    fence: int = _field(BigInteger, primary_key=True, autoincrement=False)
+    job_id: int = Field(sa_column=Column(Serial, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True))
+    fence: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
     number: int
     owner: str
     started_at: float
@@ -754,22 +719,22 @@ class Attempt(Noun):
     """In dollars."""
 
 
-class Question(Noun):
+class Question(SQLModel, table=True):
     """Something a run asks a person."""
 
     __table_args__ = (Index("question_open", "expires_at", **_where("answered_at IS NULL")),)
 
-    id: str = _field(primary_key=True)
+    id: str = Field(primary_key=True)
     job_id: int = _big(foreign="job.id", index=True)
     call_id: str = ""
     """The tool call that asked it."""
-    conversation_id: str | None = _field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
+    conversation_id: str | None = Field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
     asked_of: str = ""
     """Who may answer: an author's id, a role such as `role:owner`, or empty for any member."""
-    sealed: bytes | None = _bytes()
-    choices: bytes | None = _bytes()
+    sealed: bytes | None = _bytes(nullable=True)
+    choices: bytes | None = _bytes(nullable=True)
     """What may be answered by a button, sealed."""
-    answer: bytes | None = _bytes()
+    answer: bytes | None = _bytes(nullable=True)
     """Sealed like the question."""
     asked_at: float
     expires_at: float | None = None
@@ -777,7 +742,7 @@ class Question(Noun):
     mac: bytes | None = _mac()
 
 
-class Reply(Noun):
+class Reply(SQLModel, table=True):
     """One part of something we send."""
 
     __table_args__ = (
@@ -790,9 +755,9 @@ class Reply(Noun):
     )
 
     id: int | None = _serial()
-    workspace_id: str = _field(foreign_key="workspace.id")
-    conversation_id: str = _field(foreign_key="conversation.id", ondelete="CASCADE")
-    binding_id: str = _field(foreign_key="binding.id", ondelete="CASCADE")
+    workspace_id: str = Field(foreign_key="workspace.id")
+    conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
+    binding_id: str = Field(foreign_key="binding.id", ondelete="CASCADE")
     job_id: int = _big(foreign="job.id")
     kind: str = "final"
     """final, error or note."""
@@ -800,7 +765,7 @@ class Reply(Noun):
     parts: int
     reply_to: str = ""
     """The external id of the message it answers."""
-    sealed: bytes | None = _bytes()
+    sealed: bytes | None = _bytes(nullable=True)
     state: str = ReplyState.PLANNED
     external_id: str = ""
     tries: int = 0
@@ -810,20 +775,20 @@ class Reply(Noun):
     sent_at: float | None = None
     confirm_at: float | None = None
     """After a takeover: when to repeat the final edit, past any late write of the old owner."""
-    failed_in: int | None = _big(default=None)
+    failed_in: int | None = _big(default=None, nullable=True)
     """The deliver job that gave it up; redriving that job sends it again."""
 
 
-class Showing(Noun):
+class Showing(SQLModel, table=True):
     """What a service shows while a job works (a progress message), so that it is removed whoever ends the job."""
 
-    job_id: int = _field(Serial, primary_key=True, foreign_key="job.id", ondelete="CASCADE")
+    job_id: int = Field(sa_column=Column(Serial, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True))
     connection_id: str
     ref: str
     external_id: str
 
 
-class Event(Noun):
+class Event(SQLModel, table=True):
     """One row of the append-only log."""
 
     __table_args__ = (
@@ -839,25 +804,25 @@ class Event(Noun):
     workspace_id: str
     kind: str
     version: int = 1
-    parent_id: int | None = _big(default=None)
-    conversation_id: str | None = _field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
-    job_id: int | None = _big(default=None, foreign="job.id")
-    seq: int | None = _big(default=None)
+    parent_id: int | None = _big(default=None, nullable=True)
+    conversation_id: str | None = Field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
+    job_id: int | None = _big(default=None, nullable=True, foreign="job.id")
+    seq: int | None = _big(default=None, nullable=True)
     """Its number within the job."""
-    fence: int | None = _big(default=None)
+    fence: int | None = _big(default=None, nullable=True)
     """Which Attempt it belongs to."""
-    delivery_id: int | None = _big(default=None)
-    reply_id: int | None = _big(default=None)
+    delivery_id: int | None = _big(default=None, nullable=True)
+    reply_id: int | None = _big(default=None, nullable=True)
     data: dict[str, Any] = _json()
     """Facts without anybody's words."""
-    sealed: bytes | None = _bytes()
+    sealed: bytes | None = _bytes(nullable=True)
     """Words."""
     tx: int = _big()
     """The writing transaction on Postgres, by which followers wait for those that commit late; 0 on SQLite."""
     at: float
 
 
-class Spend(Noun):
+class Spend(SQLModel, table=True):
     """Money set aside for, or paid for, one model call. Outlives its job: budgets and bills need it."""
 
     __table_args__ = (
@@ -885,17 +850,19 @@ class Spend(Noun):
     micros: int = _big()
     """Millionths of a dollar: the worst case until the call is settled, then what it cost."""
     settled: bool = False
-    background: bool = _field(Boolean, server_default=false(), default=False)
+    background: bool = Field(
+        default=False, sa_column=Column(Boolean, nullable=False, server_default=false(), default=False)
+    )
     """For a job nobody waits for."""
     goal_id: str | None = None
     """The Goal it was spent for."""
 
 
-class Shell(Noun):
+class Shell(SQLModel, table=True):
     """The sandboxed session of a Conversation and Agent, as the sandbox needs it to attach again."""
 
-    conversation_id: str = _field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
-    agent_id: str = _field(primary_key=True)
+    conversation_id: str = Field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
+    agent_id: str = Field(primary_key=True)
     record: dict[str, Any] = _json()
     trust: str
     """Of the run it was made for; it is made anew when that rises."""
@@ -903,7 +870,7 @@ class Shell(Noun):
     mac: bytes | None = _mac()
 
 
-class MemoryIndex(Noun):
+class MemoryIndex(SQLModel, table=True):
     """How far the memories of a scope can be searched."""
 
     __tablename__ = "memory_index"
@@ -923,26 +890,26 @@ class MemoryIndex(Noun):
     made_at: float
 
 
-class MemoryPosting(Noun):
+class MemoryPosting(SQLModel, table=True):
     """Which memories of a block have a term, sealed."""
 
     __tablename__ = "memory_posting"
-    __table_args__ = ({"sqlite_with_rowid": False},)
+    __table_args__ = {"sqlite_with_rowid": False}
 
-    index_id: int = _field(Integer, primary_key=True, autoincrement=False)
-    term: int = _field(BigInteger, primary_key=True, autoincrement=False)
+    index_id: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
+    term: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
     """A keyed hash of 63 bits; 0 and 1 are no terms: `gofer.memory.index` says what they are."""
-    block: int = _field(Integer, primary_key=True, autoincrement=False)
+    block: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
     sealed: bytes = _bytes()
 
 
-class Schedule(Noun):
+class Schedule(SQLModel, table=True):
     """A job to make again and again."""
 
     __table_args__ = (Index("schedule_by_name", "workspace_id", "name", unique=True),)
 
-    id: str = _field(primary_key=True)
-    workspace_id: str = _field(foreign_key="workspace.id")
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
     name: str
     cron: str
     timezone: str = "UTC"
@@ -956,7 +923,7 @@ class Schedule(Noun):
     mac: bytes | None = _mac()
 
 
-class Memory(Noun):
+class Memory(SQLModel, table=True):
     """One version of something that is remembered. A turn has a row only once somebody forgot it.
 
     What a version says (text, kind, trust, source, covers) is inside `sealed`, which is bound to the scope, the id and
@@ -969,9 +936,9 @@ class Memory(Noun):
         Index("memory_to_index", "scope_id", **_where("NOT indexed")),
     )
 
-    id: str = _field(primary_key=True)
+    id: str = Field(primary_key=True)
     """`mem_…`; never given to anything else."""
-    version: int = _field(Integer, primary_key=True, autoincrement=False)
+    version: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
     scope_id: str
     """Who may know it: `conversation:…`, `person:…` or `agent:…`. Its key seals it."""
     kind: str
@@ -980,25 +947,27 @@ class Memory(Noun):
     """live or forgotten."""
     conversation_id: str | None = None
     """Where it came from. The source may be purged before it."""
-    message_seq: int | None = _big(default=None)
-    job_id: int | None = _big(default=None)
+    message_seq: int | None = _big(default=None, nullable=True)
+    job_id: int | None = _big(default=None, nullable=True)
     call_id: str = ""
     trust: str
     """Of whoever said it."""
-    sealed: bytes | None = _bytes()
+    sealed: bytes | None = _bytes(nullable=True)
     """Its text and what is known of it; None in a version that forgets, and once purged."""
-    gist: bytes | None = _bytes()
+    gist: bytes | None = _bytes(nullable=True)
     """What it is about in at most 160 characters, sealed apart, so that a list opens no texts."""
     size: int = 0
     """Characters of its text."""
     valid_from: float
     valid_to: float | None = None
     """When a later version took its place; None for the version in force."""
-    indexed: bool = _field(Boolean, server_default=false(), default=False)
+    indexed: bool = Field(
+        default=False, sa_column=Column(Boolean, nullable=False, server_default=false(), default=False)
+    )
     """Whether it can be searched for."""
 
 
-class Goal(Noun):
+class Goal(SQLModel, table=True):
     """Something that a person wants: planned, done by Tasks, and reported once."""
 
     __table_args__ = (
@@ -1006,10 +975,10 @@ class Goal(Noun):
         Index("goal_under_way", "agent_id", **_where("finished_at IS NULL")),
     )
 
-    id: str = _field(primary_key=True)
+    id: str = Field(primary_key=True)
     """`goal_…`."""
-    workspace_id: str = _field(foreign_key="workspace.id")
-    conversation_id: str = _field(foreign_key="conversation.id", ondelete="CASCADE")
+    workspace_id: str = Field(foreign_key="workspace.id")
+    conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
     connection_id: str | None = None
     """Where it was asked for."""
     agent_id: str
@@ -1020,15 +989,15 @@ class Goal(Noun):
     """Of whoever wants it. Its Tasks have no more."""
     narrowed: bool = False
     """A Task has read strangers' text: what comes of it has a stranger's trust."""
-    message_seq: int | None = _big(default=None)
+    message_seq: int | None = _big(default=None, nullable=True)
     """The message that asked for it."""
-    sealed: bytes | None = _bytes()
+    sealed: bytes | None = _bytes(nullable=True)
     """What is wanted."""
     state: str
     """planning, active, blocked, paused, done, failed or cancelled."""
     reason: str = ""
     """Code of why it is where it is."""
-    budget: int | None = _big(default=None)
+    budget: int | None = _big(default=None, nullable=True)
     """Millionths of a dollar that it may cost; None for no budget of its own."""
     spent: int = _big()
     until: float | None = None
@@ -1037,7 +1006,7 @@ class Goal(Noun):
     """How often its plan was changed."""
     needs_approval: bool = False
     """Whether somebody has to approve its plan before work begins."""
-    job_id: int | None = _big(default=None)
+    job_id: int | None = _big(default=None, nullable=True)
     """The job that drives it."""
     event_seq: int = _big()
     """Grows with each change."""
@@ -1047,7 +1016,7 @@ class Goal(Noun):
     mac: bytes | None = _mac()
 
 
-class Task(Noun):
+class Task(SQLModel, table=True):
     """A piece of work for a Worker run: one of a Goal, or one that a run delegated."""
 
     __table_args__ = (
@@ -1057,14 +1026,14 @@ class Task(Noun):
         Index("task_unfinished", "agent_id", "state", **_where("finished_at IS NULL")),
     )
 
-    id: str = _field(primary_key=True)
+    id: str = Field(primary_key=True)
     """`task_…`."""
-    workspace_id: str = _field(foreign_key="workspace.id")
-    conversation_id: str = _field(foreign_key="conversation.id", ondelete="CASCADE")
+    workspace_id: str = Field(foreign_key="workspace.id")
+    conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
     agent_id: str
     """Whose worker does it."""
-    goal_id: str | None = _field(default=None, foreign_key="goal.id", ondelete="CASCADE")
-    parent_job_id: int | None = _big(default=None)
+    goal_id: str | None = Field(default=None, foreign_key="goal.id", ondelete="CASCADE")
+    parent_job_id: int | None = _big(default=None, nullable=True)
     """The run that delegated it."""
     call_id: str = ""
     """The tool call that delegated it."""
@@ -1074,15 +1043,15 @@ class Task(Noun):
     """research, execution or status; plan and report are what a Goal's driver asks of a model."""
     state: str
     """queued, running, done, failed, blocked or dropped."""
-    needs: list[int] = _field(JSON)
+    needs: list[int] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     """The numbers of the tasks that it depends on."""
-    sealed: bytes | None = _bytes()
+    sealed: bytes | None = _bytes(nullable=True)
     """Title, instructions, and what decides what it may do: kind and trust."""
-    result: bytes | None = _bytes()
+    result: bytes | None = _bytes(nullable=True)
     """Summary, artefacts and open points, sealed."""
     reason: str = ""
     """Code of why it is where it is."""
-    job_id: int | None = _big(default=None)
+    job_id: int | None = _big(default=None, nullable=True)
     """The job of its last try."""
     tries: int = 0
     cost: float = 0
@@ -1092,7 +1061,7 @@ class Task(Noun):
     finished_at: float | None = None
 
 
-class HeartbeatFinding(Noun):
+class HeartbeatFinding(SQLModel, table=True):
     """Something that an agent's heartbeat found in a conversation, and what became of it. It has nobody's words."""
 
     __tablename__ = "heartbeat_finding"
@@ -1104,9 +1073,9 @@ class HeartbeatFinding(Noun):
         Index("heartbeat_finding_of_subject", "agent_id", "subject", "found_at"),
     )
 
-    id: str = _field(primary_key=True)
+    id: str = Field(primary_key=True)
     agent_id: str
-    conversation_id: str = _field(foreign_key="conversation.id", ondelete="CASCADE")
+    conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
     """Where it belongs, and where alone it is told."""
     code: str
     """What was found, such as `question.unanswered`."""
@@ -1120,14 +1089,14 @@ class HeartbeatFinding(Noun):
     """found, nudged, quiet (the run chose to say nothing) or dropped."""
     reason: str = ""
     """Why it was dropped or stayed quiet."""
-    job_id: int | None = _big(default=None)
+    job_id: int | None = _big(default=None, nullable=True)
     """The heartbeat job that deals with it; the job may be pruned before the finding."""
     found_at: float
     settled_at: float | None = None
     """When it was decided what becomes of it."""
 
 
-class Runtime(Noun):
+class Runtime(SQLModel, table=True):
     """An external agent's process as Gofer knows it."""
 
     __table_args__ = (
@@ -1135,9 +1104,9 @@ class Runtime(Noun):
         Index("runtime_of_agent", "agent_id"),
     )
 
-    id: str = _field(primary_key=True)
+    id: str = Field(primary_key=True)
     name: str
-    agent_id: str = _field(foreign_key="agent.id")
+    agent_id: str = Field(foreign_key="agent.id")
     kind: str
     """tmux, acp or callback."""
     member_id: str
@@ -1157,7 +1126,7 @@ class Runtime(Noun):
     """When its host last announced it."""
     active_at: float | None = None
     """When its session last did something: it was seen alive, acknowledged or answered."""
-    crashes: list[float] = _field(JSON)
+    crashes: list[float] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     """When its session died by itself, the last few times."""
     drained_at: float | None = None
     """When somebody asked that it gets nothing new; None while it may."""
@@ -1168,7 +1137,7 @@ class Runtime(Noun):
     mac: bytes | None = _mac()
 
 
-class Hop(Noun):
+class Hop(SQLModel, table=True):
     """One step of a Trigger: one delivery to a runtime, or the end of the chain. It has nobody's words."""
 
     __table_args__ = (
@@ -1177,9 +1146,9 @@ class Hop(Noun):
         Index("hop_of_conversation", "conversation_id", "created_at"),
     )
 
-    job_id: int = _field(Serial, primary_key=True, foreign_key="job.id", ondelete="CASCADE")
-    number: int = _field(Integer, primary_key=True, autoincrement=False)
-    conversation_id: str = _field(foreign_key="conversation.id", ondelete="CASCADE")
+    job_id: int = Field(sa_column=Column(Serial, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True))
+    number: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
+    conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
     agent_id: str
     runtime_id: str | None = None
     """Where it goes; None for a hop that needs no runtime. The runtime may be removed before it."""
@@ -1205,10 +1174,10 @@ class Hop(Noun):
     ended_at: float | None = None
 
 
-class Worker(Noun):
+class Worker(SQLModel, table=True):
     """A process that is or was there."""
 
-    id: str = _field(primary_key=True)
+    id: str = Field(primary_key=True)
     """Fresh at each start; the owner that leases name."""
     host: str
     pid: int
@@ -1218,46 +1187,51 @@ class Worker(Noun):
     seen_at: float
 
 
-workspaces = Workspace.core
-master_keys = MasterKey.core
-secrets = Secret.core
-connections = Connection.core
-principals = Principal.core
-identities = Identity.core
-pairings = Pairing.core
-strangers = Stranger.core
-members = Member.core
-web_sessions = WebSession.core
-api_tokens = ApiToken.core
-devices = Device.core
-sign_in_links = SignInLink.core
-sign_in_delays = SignInDelay.core
-audit_entries = AuditEntry.core
-audit_heads = AuditHead.core
-idempotency_keys = IdempotencyKey.core
-agents = Agent.core
-routes = Route.core
-conversations = Conversation.core
-bindings = Binding.core
-deliveries = Delivery.core
-messages = Message.core
-blobs = Blob.core
-participants = Participant.core
-jobs = Job.core
-attempts = Attempt.core
-questions = Question.core
-replies = Reply.core
-showings = Showing.core
-events = Event.core
-spends = Spend.core
-shells = Shell.core
-memory_indexes = MemoryIndex.core
-memory_postings = MemoryPosting.core
-schedules = Schedule.core
-memories = Memory.core
-goals = Goal.core
-tasks = Task.core
-heartbeat_findings = HeartbeatFinding.core
-runtimes = Runtime.core
-hops = Hop.core
-workers = Worker.core
+def table(model: type[SQLModel]) -> Table:
+    """The Core table behind a class, for the engine's hot statements."""
+    return cast(Table, model.__table__)  # type: ignore[attr-defined]
+
+
+workspaces = table(Workspace)
+master_keys = table(MasterKey)
+secrets = table(Secret)
+connections = table(Connection)
+principals = table(Principal)
+identities = table(Identity)
+pairings = table(Pairing)
+strangers = table(Stranger)
+members = table(Member)
+web_sessions = table(WebSession)
+api_tokens = table(ApiToken)
+devices = table(Device)
+sign_in_links = table(SignInLink)
+sign_in_delays = table(SignInDelay)
+audit_entries = table(AuditEntry)
+audit_heads = table(AuditHead)
+idempotency_keys = table(IdempotencyKey)
+agents = table(Agent)
+routes = table(Route)
+conversations = table(Conversation)
+bindings = table(Binding)
+deliveries = table(Delivery)
+messages = table(Message)
+blobs = table(Blob)
+participants = table(Participant)
+jobs = table(Job)
+attempts = table(Attempt)
+questions = table(Question)
+replies = table(Reply)
+showings = table(Showing)
+events = table(Event)
+spends = table(Spend)
+shells = table(Shell)
+memory_indexes = table(MemoryIndex)
+memory_postings = table(MemoryPosting)
+schedules = table(Schedule)
+memories = table(Memory)
+goals = table(Goal)
+tasks = table(Task)
+heartbeat_findings = table(HeartbeatFinding)
+runtimes = table(Runtime)
+hops = table(Hop)
+workers = table(Worker)

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from sqlalchemy import Connection, func, select
+from sqlmodel import SQLModel
 
 from gofer.errors import Conflict, Fenced
 from gofer.jobs import queue
@@ -29,7 +30,7 @@ from gofer.jobs.queue import Claim
 from gofer.settings import Settings
 from gofer.store.bootstrap import database_for
 from gofer.store.database import Database
-from gofer.store.tables import jobs, metadata
+from gofer.store.tables import jobs
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from support.world import World
@@ -237,7 +238,7 @@ class Engine(RuleBasedStateMachine):
 
 
 def _empty(c: Connection) -> None:
-    for table in reversed(metadata.sorted_tables):
+    for table in reversed(SQLModel.metadata.sorted_tables):
         c.execute(table.delete())
 
 

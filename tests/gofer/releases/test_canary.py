@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import func, insert, select, update
+from sqlmodel import SQLModel
 
 from gofer.app import Platform, open_app
 from gofer.connections.changes import add_connection
@@ -18,7 +19,7 @@ from gofer.releases.canary import CanaryFailed, play_canary, prove, too_many_err
 from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
-from gofer.store.tables import attempts, connections, metadata
+from gofer.store.tables import attempts, connections
 from support.world import World
 
 
@@ -33,7 +34,9 @@ async def rows(platform: Platform) -> dict[str, int]:
     """How many rows each table has; a process notes its own presence as it goes."""
     while await platform.database.write(sweep_postings):
         pass  # as it does by itself, of indexes that are gone
-    counted = [table for table in metadata.sorted_tables if table.name not in ("worker", "alembic_version")]
+    counted = [
+        table for table in SQLModel.metadata.sorted_tables if table.name not in ("worker", "alembic_version")
+    ]
     return await platform.database.read(
         lambda connection: {
             table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()

@@ -12,13 +12,14 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, MetaData, insert, select, text
+from sqlmodel import SQLModel
 
 from gofer.errors import ConfigError
 from gofer.settings import Settings
 from gofer.store import migrations
 from gofer.store.bootstrap import database_for, migrate
 from gofer.store.database import Database
-from gofer.store.tables import agents, jobs, messages, metadata
+from gofer.store.tables import agents, jobs, messages
 from gofer.vault.envelope import Vault
 from support.world import World
 
@@ -37,7 +38,7 @@ def differences(connection: Connection) -> list[object]:
     context = MigrationContext.configure(
         connection, opts={"compare_type": True, "compare_server_default": True}
     )
-    return list(compare_metadata(context, metadata))
+    return list(compare_metadata(context, SQLModel.metadata))
 
 
 async def test_migrations_make_exactly_the_tables_of_the_classes(database: Database) -> None:

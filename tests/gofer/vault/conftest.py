@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, create_engine
+from sqlmodel import SQLModel
 
 from gofer.store.database import Database
 from gofer.store.postgres import PostgresDatabase
 from gofer.store.sqlite import SqliteDatabase
-from gofer.store.tables import metadata, workspaces
+from gofer.store.tables import workspaces
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 
@@ -20,7 +21,7 @@ WORKSPACE = "ws_test"
 
 
 def make_tables(connection: Connection) -> None:
-    metadata.create_all(connection)
+    SQLModel.metadata.create_all(connection)
     _one_workspace(connection)
 
 
