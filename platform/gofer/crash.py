@@ -57,6 +57,7 @@ POINTS = frozenset(
         "post.saying",
         "release.staged",
         "host.begun",
+        "host.pasted",
         "host.done",
         "key.added",
         "key.rewrapped",

@@ -63,6 +63,8 @@ class Host:
         self.scenario = scenario
         self.answers = answers
         self.delivered: Counter[str] = Counter()
+        self.fresh = True
+        """What was handed out may have been lost on its way."""
 
     async def ask(self, method: str, path: str, body: Any = None, agent: str = "") -> httpx2.Response:
         transport = httpx2.AsyncHTTPTransport(uds=str(self.scenario.data_dir / "gofer.sock"))
@@ -72,15 +74,18 @@ class Host:
 
     async def work(self) -> None:
         while True:
-            with contextlib.suppress(httpx2.TransportError):
+            try:
                 await self._once()
+            except httpx2.TransportError:
+                self.fresh = True
             await asyncio.sleep(0.05)
 
     async def _once(self) -> None:
         made = {"name": "pane", "agent": "gofer", "kind": "tmux"}
         if (await self.ask("PUT", "/runtimes/pane", HEARTBEAT)).status_code == 404:
             await self.ask("POST", "/runtimes", made)
-        found = await self.ask("GET", "/runtimes/orders?host=desk&wait=1")
+        found = await self.ask("GET", f"/runtimes/orders?host=desk&wait=1&fresh={self.fresh}")
+        self.fresh = False
         for order in found.json().get("orders", ()) if found.is_success else ():
             self.delivered[order["id"]] += 1
             await self._carry_out(order)
@@ -135,6 +140,58 @@ async def test_each_hop_is_delivered_once_and_the_question_answered_once_by_dyin
         actions = ["live", "resume", "resume", "spawn"]
         assert [row.action for row in rows] == actions + ([] if host.answers else ["fallback"])
         assert rows[-1].state == ("answered" if host.answers else "handed_over")
+        states = await scenario.read(lambda c: c.execute(select(jobs.c.state)).scalars().all())
+        assert set(states) == {"done"}
+
+
+ROOMS, KILLS = 6, 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+async def test_workers_that_are_killed_again_and_again_answer_each_question_once(
+    database_url: str, data_dir: Path
+) -> None:
+    """On Postgres two workers at once, each killed in turn; on SQLite the one process that there can be."""
+    database_url = "" if database_url.startswith("sqlite") else database_url
+    roles = [("web",), ("worker",), ("worker",)] if database_url else [("web", "worker")]
+    (data_dir / "agents").mkdir(parents=True, exist_ok=True)
+    (data_dir / "agents" / "gofer.toml").write_text(FILE)
+    (data_dir / "agents" / "helper.toml").write_text('model = "offline/echo"\n')
+    async with prepared(data_dir, database_url, integration="hello", runtime_heartbeat=30) as scenario:
+        host = Host(scenario, answers=True)
+        processes = [scenario.start(*each) for each in roles]
+        processes[0].wait_until_ready()
+        working = asyncio.create_task(host.work())
+        try:
+            async with patiently(15):
+                while not (await _registered(host)):
+                    await asyncio.sleep(0.02)
+            rooms = [f"room-{number}" for number in range(ROOMS)]
+            talking = [
+                asyncio.create_task(scenario.say(f"{room}-0", room, "who is there?")) for room in rooms
+            ]
+            for number in range(KILLS):
+                await asyncio.sleep(0.4)
+                which = 1 + number % 2 if database_url else 0
+                processes[which].kill()
+                processes[which] = scenario.start(*roles[which])
+            async with patiently(90):
+                await asyncio.gather(*talking)
+                while len(scenario.shown()) < ROOMS:
+                    await asyncio.sleep(0.05)
+            assert await scenario.settle()
+        finally:
+            working.cancel()
+        assert sorted(reply.room for reply in scenario.shown()) == rooms
+        assert max(host.delivered.values()) == 1, host.delivered
+        rows = await scenario.read(
+            lambda c: c.execute(select(hops).order_by(hops.c.job_id, hops.c.number)).all()
+        )
+        trails: dict[int, list[str]] = {}
+        for row in rows:
+            trails.setdefault(row.job_id, []).append(row.action)
+        assert list(trails.values()) == [["live", "resume", "resume", "spawn"]] * ROOMS
         states = await scenario.read(lambda c: c.execute(select(jobs.c.state)).scalars().all())
         assert set(states) == {"done"}
 

@@ -53,6 +53,10 @@ send("messages", text=words)
 """What an agent in a pane does with Gofer's tools, without a library."""
 
 
+ONCE = 'test ! -e "$0" && touch "$0" && exec "$@"'
+"""Resumes a session once, and never again."""
+
+
 class Group:
     """The group, the pane and the host."""
 
@@ -137,7 +141,9 @@ async def test_a_group_sees_one_answer_to_each_question_whoever_gives_it(
             desk.agent("reviewer", "--answer", *await group.answering("I have looked at it."))
             again = [sys.executable, "-I", str(AGENT), str(desk.log("again")), "--answer"]
             spawn = [*again, *await group.answering("A new session has looked.")]
-            async with group.host(pane="desk:reviewer", spawn=spawn):
+            resumed = [*again, *await group.answering("The session goes on.")]
+            resume = ["sh", "-c", ONCE, str(tmp_path / "resumed"), *resumed]
+            async with group.host(pane="desk:reviewer", resume=resume, spawn=spawn):
                 # One of Gofer's own agents answers here, and the other one in its pane.
                 telegram.phones.say(ann, room, f"{name} hello")
                 await house.answers(room, 1)
@@ -149,26 +155,32 @@ async def test_a_group_sees_one_answer_to_each_question_whoever_gives_it(
                 (told,) = desk.told("reviewer")
                 assert "look at the change" in told["pasted"][0]
                 assert told["keys"] == ""
-                # The pane is killed: a new session answers.
+                # The pane is killed: its session is resumed.
                 desk.run("kill-window", "-t", "desk:reviewer")
                 telegram.phones.say(ann, room, f"{name} reviewer, and this one?")
                 said = await house.answers(room, 3)
-                assert said[2].endswith("A new session has looked.")
+                assert said[2].endswith("The session goes on.")
+                # That one is killed too and cannot be resumed: a new session answers.
+                desk.run("kill-session", "-t", "gofer")
+                telegram.phones.say(ann, room, f"{name} reviewer, and the next?")
+                said = await house.answers(room, 4)
+                assert said[3].endswith("A new session has looked.")
                 await house.settled()
             # The host is gone as well: one of Gofer's own agents stands in.
             await eventually(partial(_is_away, owner), within=30)
             telegram.phones.say(ann, room, f"{name} reviewer, are you there?")
-            said = await house.answers(room, 4)
+            said = await house.answers(room, 5)
             await house.settled()
             trail = await group.trail()
             assert trail[0] == [("live", "answered")]
-            assert trail[1][-1] == ("spawn", "answered")
-            assert trail[2] == [("fallback", "handed_over")]
+            assert trail[1][-1] == ("resume", "answered")
+            assert trail[2][-3:] == [("resume", "failed"), ("resume", "failed"), ("spawn", "answered")]
+            assert trail[3] == [("fallback", "handed_over")]
             # The killed one comes back late.
             late = await _say_late(group, owner)
             assert set(late) == {"kept"}
             await house.settled()
-            assert len(telegram.said(room)) == 4
+            assert len(telegram.said(room)) == 5
             assert not any("too late" in text for text in telegram.said(room))
 
 
@@ -186,10 +198,10 @@ async def _say_late(group: Group, owner: httpx2.AsyncClient) -> list[str]:
         said = {"text": "too late", "trigger": row.job_id, "hop": row.number}
         answer = await program.post(f"/conversations/{row.conversation_id}/messages", json=said)
         results.append(str(answer.json()["result"]))
-    await eventually(partial(_only_two_were_sent, group), within=20)
+    await eventually(partial(_only_three_were_sent, group), within=20)
     return results
 
 
-async def _only_two_were_sent(group: Group) -> bool:
+async def _only_three_were_sent(group: Group) -> bool:
     """Once their jobs have run, posts that came too late say so."""
-    return await group.house.count(jobs, jobs.c.kind == "post", jobs.c.reason == "") == 2
+    return await group.house.count(jobs, jobs.c.kind == "post", jobs.c.reason == "") == 3

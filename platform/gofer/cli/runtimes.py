@@ -102,7 +102,8 @@ def hop_row(each: dict[str, Any]) -> tuple[Any, ...]:
     """A hop as a row of a table."""
     lasted = f"{each['ended_at'] - each['created_at']:.1f}" if each["ended_at"] else "-"
     began = ago(each["created_at"])
-    return each["number"], each["action"], each["runtime"], each["state"], each["reason"], began, lasted
+    state = each["state"] + (f" to job {each['answered_by']}" if each["answered_by"] else "")
+    return each["number"], each["action"], each["runtime"], state, each["reason"], began, lasted
 
 
 @app.command()
@@ -192,6 +193,7 @@ def host(
     ] = None,
     url: Annotated[str, typer.Option(help="A Gofer elsewhere; its token is in GOFER_TOKEN.")] = "",
     token: Annotated[str, typer.Option(envvar="GOFER_TOKEN", hidden=True)] = "",
+    parent: Annotated[int, typer.Option(hidden=True)] = 0,
 ) -> None:
     """Reach the agents that run here: announce them, take orders, type into terminals. Run it as their own user.
 
@@ -201,8 +203,7 @@ def host(
     """
     from gofer.runtime_host.configuration import read_file
 
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
-    settings = read_file(file or folder / "gofer" / "runtimes.toml")
+    settings = read_file(file or usual_file())
     where = url or settings.url
     if where and not token:
         raise CommandFailed(
@@ -212,14 +213,20 @@ def host(
     os.environ.pop("GOFER_TOKEN", None)
     # Agents' nonsense would make the protocol's library print tracebacks.
     logging.getLogger().addHandler(logging.NullHandler())
-    asyncio.run(_host(settings, where, token))
+    asyncio.run(_host(settings, where, token, parent))
 
 
-async def _host(settings: HostSettings, url: str, token: str) -> None:
+def usual_file() -> Path:
+    """Where the host's file is unless somebody says otherwise."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "gofer" / "runtimes.toml"
+
+
+async def _host(settings: HostSettings, url: str, token: str, parent: int) -> None:
     from gofer.client.mcp_api import RemoteApi
     from gofer.runtime_host.host import RuntimeHost
     from gofer.runtime_host.state import StateFolder
     from gofer.settings import load_settings
+    from gofer.web.unix_socket import somebody_listens
 
     def tell(words: str) -> None:
         print(plain(words), file=sys.stderr, flush=True)
@@ -227,9 +234,21 @@ async def _host(settings: HostSettings, url: str, token: str) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    folder = StateFolder(settings.state_folder)
+    watching = asyncio.create_task(_end_with(parent, stop)) if parent else None
+    folder, here = StateFolder(settings.state_folder), load_settings()
+    while parent and not stop.is_set() and not somebody_listens(here.socket_path):  # noqa: ASYNC110
+        await asyncio.sleep(0.2)  # the server that has started this one is about to
     with folder.held():
-        async with server_client(load_settings(), url, token, {}) as client:
+        async with server_client(here, url, token, {}) as client:
             made = RuntimeHost(settings, RemoteApi(client), folder, tell)
             tell(f"This is {made.name} with {', '.join(settings.runtimes)}. End it with Ctrl-C.")
             await made.run(stop)
+    if watching is not None:
+        watching.cancel()
+
+
+async def _end_with(parent: int, stop: asyncio.Event) -> None:
+    """End with the process that has started this one, however it ends."""
+    while os.getppid() == parent:  # noqa: ASYNC110 # nobody tells when it ends
+        await asyncio.sleep(2)
+    stop.set()

@@ -162,6 +162,8 @@ class Hop(Shape):
     ended_at: float | None
     runtime: str
     """Empty when it went to none, or the runtime was removed."""
+    answered_by: int | None
+    """The job of the agent that stands in, if it was handed over."""
 
 
 class JobStory(Shape):

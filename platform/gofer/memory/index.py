@@ -23,6 +23,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.errors import Conflict
 from gofer.memory.terms import Terms, hashed, query_terms
@@ -125,7 +126,11 @@ def open_index(connection: Connection, scope_id: str, generation: int = 0) -> In
     if found is not None:
         return found
     fresh = {"documents": 0, "length": 0, "upto_seq": 0, "generation": generation, "made_at": now()}
-    connection.execute(insert(memory_indexes).values(scope_id=scope_id, **fresh))
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    new = dialect.insert(memory_indexes).values(scope_id=scope_id, **fresh)
+    connection.execute(
+        new.on_conflict_do_nothing(index_elements=["scope_id"])
+    )  # another process may make it too
     made = read_index(connection, scope_id)
     assert made is not None
     return made

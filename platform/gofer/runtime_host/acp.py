@@ -40,6 +40,7 @@ MAX_NONSENSE = 1000
 """Lines that are no messages, after which a process is given up."""
 MAX_CHOICES = 8
 MAX_CHOICE = 60
+CUT = "\n\n(The rest of this answer is left out: it was longer than 32 KiB.)"
 CANCEL_TIMEOUT = 5.0
 """Seconds for an agent to end a turn that was cancelled."""
 END_TIMEOUT = 2.0
@@ -122,7 +123,9 @@ class PromptTurn:
     @property
     def answer(self) -> str:
         """What the agent has said."""
-        return cut(clean("".join(self._parts)).strip(), MAX_ANSWER)
+        whole = clean("".join(self._parts)).strip()
+        kept = cut(whole, MAX_ANSWER - len(CUT))
+        return kept if kept == whole and self._room > 0 else kept + CUT
 
 
 class GoferClient:
@@ -271,6 +274,10 @@ class AcpAdapter(Adapter):
                 os.killpg(left[0], signal.SIGKILL)
         with contextlib.suppress(NotDelivered):
             await self._restart("resume" if self.can_resume else "spawn")
+
+    async def recover(self, tail: str) -> HostReport | None:
+        """A turn ends with the host that heard it: nobody will say what came of it."""
+        return HostReport(status="failed", reason="host.restarted")
 
     async def look(self) -> RuntimeLook:
         """See whether the process runs, and whether it is at work."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import stat
 import tomllib
@@ -55,6 +56,8 @@ def _programs(value: object) -> object:
 
 def _no_shells(names: list[str]) -> list[str]:
     for name in names:
+        if not name.strip() or "/" in name:
+            raise ValueError(f"{name!r} is no name of a program: write its last part, such as claude")
         if name in SHELLS | EDITORS:
             raise ValueError(f"{name} is no agent: what people write would be commands to it")
     return names
@@ -109,6 +112,11 @@ class TmuxSettings(_Runtime):
     ready_within: float = Field(default=30, gt=0, le=600)
     """Seconds for a program that was started to show its prompt."""
 
+    @property
+    def commands(self) -> list[list[str]]:
+        """What may be started."""
+        return [self.resume, self.spawn]
+
 
 class AcpSettings(_Runtime):
     """An agent that speaks the Agent Client Protocol."""
@@ -116,6 +124,11 @@ class AcpSettings(_Runtime):
     kind: Literal["acp"]
     command: Annotated[Command, Field(min_length=1)]
     ready_within: float = Field(default=30, gt=0, le=600)
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """What may be started."""
+        return [self.command]
 
 
 RuntimeSettings = Annotated[TmuxSettings | AcpSettings, Field(discriminator="kind")]
@@ -139,6 +152,12 @@ class HostSettings(BaseModel):
         """Where the journal is."""
         usual = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "gofer" / "hosts" / self.host
         return (Path(self.state) if self.state else usual).expanduser()
+
+
+def not_found(runtime: RuntimeSettings) -> list[str]:
+    """Programs that a runtime's commands name and that are not on the PATH that they get."""
+    words = {command[0] for command in runtime.commands if command and "/" not in command[0]}
+    return sorted(word for word in words if shutil.which(word) is None)
 
 
 def _own_name() -> str:

@@ -15,7 +15,7 @@ from gofer.client.mcp_api import CallerApi, Problem
 from gofer.crash import crash_point
 from gofer.errors import ConfigError
 from gofer.runtime_host.acp import AcpAdapter
-from gofer.runtime_host.configuration import HostSettings, RuntimeSettings, TmuxSettings
+from gofer.runtime_host.configuration import HostSettings, RuntimeSettings, TmuxSettings, not_found
 from gofer.runtime_host.interfaces import (
     ORDER_ID,
     Adapter,
@@ -25,6 +25,7 @@ from gofer.runtime_host.interfaces import (
     Order,
     OrderRun,
     RuntimeLook,
+    tail_of,
 )
 from gofer.runtime_host.state import OrderJournal, RuntimeState, StateFolder
 from gofer.runtime_host.tmux import TmuxAdapter
@@ -77,8 +78,11 @@ class RuntimeHost:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until stopped. Raises ConfigError when Gofer refuses the token at the first call."""
-        self._settle_the_past()
+        for name, runtime in self._settings.runtimes.items():
+            for word in not_found(runtime):
+                self._tell_user(f"{name}: {word} is not on the PATH of this host, so it cannot be started.")
         await asyncio.gather(*(adapter.open() for adapter in self._adapters.values()))
+        await self._settle_the_past()
         work = [asyncio.create_task(each) for each in (self._heartbeats(), self._orders(), self._tell_late())]
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -89,13 +93,18 @@ class RuntimeHost:
             await _end([*work, stopped])
             await self._drain()
 
-    def _settle_the_past(self) -> None:
-        """What a host that died had begun may have happened: it is not done again, but said to be unknown."""
-        for order in self._journal.interrupted:
+    async def _settle_the_past(self) -> None:
+        """What a host that died had begun may have happened: it is not done again. What can be seen to wait in a
+        terminal is sent; of the rest it is said that it is unknown."""
+        for order, runtime, tail in self._journal.interrupted:
+            end = HostReport(status="unknown", reason="host.restarted")
+            if runtime in self._adapters:
+                with contextlib.suppress(NotDelivered):
+                    end = await self._adapters[runtime].recover(tail) or end
             self._tell_user(
-                f"Order {order} was begun by a host that died. Its text may wait in the agent's terminal, not yet sent."
+                f"Order {order} was begun by a host that died: {end.status} {end.reason}".rstrip()
             )
-            self._journal.finish(order, HostReport(status="unknown", reason="host.restarted"))
+            self._journal.finish(order, end)
 
     async def _call(self, method: str, path: str, **request: Any) -> Mapping[str, Any]:
         """Ask Gofer; raises Problem, also for an answer that is none of its."""
@@ -137,6 +146,8 @@ class RuntimeHost:
             "can_spawn": adapter.can_spawn and not leaving,
             "crashed": crashed and not leaving,
         }
+        if seen.reason == "runtime.gone" and not leaving and not self._locks[name].locked():
+            said["gone"] = True
         try:
             told = await self._call("PUT", f"/runtimes/{name}", body=said)
         except Problem as problem:
@@ -183,19 +194,20 @@ class RuntimeHost:
 
     async def _orders(self) -> None:
         """Wait for orders and begin them; while Gofer is away, try again and again, ever more seldom."""
-        delay = FIRST_DELAY
+        delay, asked = FIRST_DELAY, {"host": self.name, "wait": POLL_WAIT}
+        fresh: dict[str, Any] = {"fresh": True}
         while True:
             try:
-                found = await self._call(
-                    "GET", "/runtimes/orders", query={"host": self.name, "wait": POLL_WAIT}
-                )
+                found = await self._call("GET", "/runtimes/orders", query=asked | fresh)
             except Problem as problem:
                 self._check_token(problem)
+                # What was handed out may be lost on its way; a Gofer that is older than this host knows no such word.
+                fresh = {} if problem.status == 400 else {"fresh": True}
                 self._say("orders", f"No orders: {_in_words(problem)}")
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, LONGEST_DELAY)
                 continue
-            delay = FIRST_DELAY
+            delay, fresh = FIRST_DELAY, {}
             if self._told.pop("orders", ""):
                 self._tell_user("Gofer is there again.")
                 self._hurry.set()
@@ -230,7 +242,7 @@ class RuntimeHost:
         last = HostReport(status="deferred")
 
         async def begin() -> None:
-            self._journal.begin(order.id)
+            self._journal.begin(order.id, order.runtime, tail_of(order))
             self._begun.add(order.id)
             crash_point("host.begun")
 
@@ -277,6 +289,8 @@ class RuntimeHost:
             async with lock:
                 return await adapter.carry_out(run)
         except NotDelivered as error:
+            if str(error) != error.reason:
+                self._tell_user(f"{order.runtime}: {order.action}: {error}")
             return HostReport(status="failed", reason=error.reason)
         except asyncio.CancelledError:
             begun = order.id in self._begun

@@ -21,6 +21,8 @@ MAX_SUMMARY = 32 * 1024
 MAX_ANSWER = 32 * 1024
 """Bytes of an agent's answer that are passed on."""
 MAX_SESSION = 200
+PROBE = 40
+"""Letters and digits of a text's beginning and end by which it is recognised on a screen."""
 ORDER_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
 """An order's id stands in an address."""
 ACK_WITHIN, ANSWER_WITHIN = 60.0, 3600.0
@@ -159,6 +161,10 @@ class Adapter(ABC):
     async def carry_out(self, run: OrderRun) -> HostReport:
         """Do what an order asks; raises NotDelivered when nothing reached the agent."""
 
+    async def recover(self, tail: str) -> HostReport | None:
+        """Finish what a host that died had begun, by how its text ends; None when it cannot be known."""
+        return None
+
     @abstractmethod
     async def close(self) -> None:
         """Let go. What the user started stays; what the host started and cannot find again ends."""
@@ -178,6 +184,16 @@ def prepared(text: str, limit: int = MAX_TEXT) -> str:
     if len(cleaned.encode()) > limit:
         raise NotDelivered("text.too_long")
     return cleaned
+
+
+def letters(text: str) -> str:
+    """What remains of a text however a terminal wraps and frames it."""
+    return "".join(filter(str.isalnum, text))
+
+
+def tail_of(order: Order) -> str:
+    """The end of an order's text, by which it is recognised on a screen."""
+    return letters(order.text[-4 * PROBE :])[-PROBE:]
 
 
 def cut(text: str, limit: int) -> str:

@@ -127,9 +127,9 @@ class OrderJournal:
         self._compact()
 
     @property
-    def interrupted(self) -> list[str]:
-        """Orders that were begun by a host that died before their end."""
-        return [order for order, entry in self._entries.items() if entry.end is None]
+    def interrupted(self) -> list[tuple[str, str, str]]:
+        """Orders that were begun by a host that died before their end, with their runtimes and how their texts end."""
+        return [(order, each.runtime, each.tail) for order, each in self._entries.items() if each.end is None]
 
     @property
     def untold(self) -> dict[str, HostReport]:
@@ -145,9 +145,9 @@ class OrderJournal:
         end = self._entries[order].end
         return None if end is None or (end.status == "answered" and not end.text) else end
 
-    def begin(self, order: str) -> None:
+    def begin(self, order: str, runtime: str = "", tail: str = "") -> None:
         """Write down that an order is begun; on the disk when this returns."""
-        self._entries[order] = _Entry()
+        self._entries[order] = _Entry(runtime=runtime, tail=tail)
         self._append(order)
 
     def finish(self, order: str, report: HostReport) -> None:
@@ -169,7 +169,8 @@ class OrderJournal:
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     kept = json.loads(line)
                     end = HostReport(**kept["end"]) if kept["end"] else None
-                    self._entries[str(kept["order"])] = _Entry(end, told=bool(kept["told"]))
+                    about = {name: str(kept.get(name, "")) for name in ("runtime", "tail")}
+                    self._entries[str(kept["order"])] = _Entry(end, bool(kept["told"]), **about)
 
     def _append(self, order: str) -> None:
         self._write(self._path, os.O_APPEND, self._line(order))
@@ -188,6 +189,8 @@ class OrderJournal:
     def _line(self, order: str) -> bytes:
         entry = self._entries[order]
         kept = {"order": order, "end": entry.end.model_dump() if entry.end else None, "told": entry.told}
+        if entry.end is None:
+            kept |= {"runtime": entry.runtime, "tail": entry.tail}
         return json.dumps(kept).encode() + b"\n"
 
     def _write(self, path: Path, how: int, data: bytes) -> None:
@@ -202,3 +205,6 @@ class OrderJournal:
 class _Entry:
     end: HostReport | None = None
     told: bool = False
+    runtime: str = ""
+    tail: str = ""
+    """The end of what was to be told, to recognise it by."""

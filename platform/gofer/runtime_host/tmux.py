@@ -14,9 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from gofer.crash import crash_point
 from gofer.runtime_host.configuration import EDITORS, SHELLS, TmuxSettings
 from gofer.runtime_host.foreground import programs_in_front
 from gofer.runtime_host.interfaces import (
+    PROBE,
     Adapter,
     Clock,
     HostReport,
@@ -24,6 +26,7 @@ from gofer.runtime_host.interfaces import (
     Order,
     OrderRun,
     RuntimeLook,
+    letters,
     words_of,
 )
 from gofer.sanitize import gist
@@ -50,8 +53,6 @@ BEFORE_ENTER = 0.3
 LOOK_PAUSE = 0.1
 HISTORY = 300
 """Lines above the screen that are looked at."""
-PROBE = 40
-"""Letters and digits of a text's beginning and end by which it is recognised on the screen."""
 
 _PASTED = re.compile(r"\[Pasted (?:text|Content|\d+)", re.I)
 """What agents show instead of a long paste."""
@@ -63,6 +64,7 @@ _PANES = "|".join(
         *(
             "#{pane_pid}",
             "#{cursor_y}",
+            "#{cursor_x}",
             "#{window_id}",
             "#{pane_synchronized}",
             "#{pane_dead_status}",
@@ -92,6 +94,7 @@ class Pane:
     in_mode: bool
     pid: int
     cursor: int
+    column: int
     window: str
     synchronized: bool
     failed: bool
@@ -101,10 +104,10 @@ class Pane:
     @classmethod
     def of(cls, line: str) -> Pane:
         """From a line of `list-panes`."""
-        words = line.split("|", 10)
-        id, mark, started, dead, in_mode, pid, cursor, window, synchronized, status, command = words
+        words = line.split("|", 11)
+        id, mark, started, dead, in_mode, pid, cursor, column, window, synchronized, status, command = words
         return cls(
-            id, mark, started == "1", dead == "1", in_mode == "1", int(pid or 0), int(cursor or 0),
+            id, mark, started == "1", dead == "1", in_mode == "1", int(pid or 0), int(cursor or 0), int(column or 0),
             window, synchronized == "1", dead == "1" and status != "0", command,
         )  # fmt: skip
 
@@ -272,6 +275,20 @@ class TmuxAdapter(Adapter):
         await run.begin()
         return await self._tell(pane, words)
 
+    async def recover(self, tail: str) -> HostReport | None:
+        """Press the Enter that a host which died has not pressed: only where its text ends right before the cursor."""
+        pane = await self._find()
+        if pane is None or not tail or (await self._inspect(pane)).reason not in ("", "runtime.busy"):
+            return None
+        lines = await self._server.screen(pane.id)
+        before = letters(
+            "".join([*lines[: pane.cursor], *(line[: pane.column] for line in lines[pane.cursor :][:1])])
+        )
+        if not before.endswith(tail):
+            return None
+        await self._server.run("send-keys", "-t", pane.id, "Enter")
+        return HostReport(status="delivered", session=pane.id)
+
     # Finding.
 
     async def _find(self) -> Pane | None:
@@ -385,6 +402,7 @@ class TmuxAdapter(Adapter):
         """Press Enter after a paste; returns why it is not certain that the agent has got the text."""
         shown = await self._shows(pane.id, before, words)
         await asyncio.sleep(BEFORE_ENTER)
+        crash_point("host.pasted")
         if why := await self._changed(pane):
             return why
         await self._server.run("send-keys", "-t", pane.id, "Enter")
@@ -422,17 +440,20 @@ class TmuxAdapter(Adapter):
         words = self._words(order)
         await run.begin()
         failure = f"{order.action}.failed"
+        made = await self._new_pane(command)
         try:
-            pane = await self._new_pane(command)
-            await self._wait_until_ready(pane, failure)
+            await self._wait_until_ready(made, failure)
         except NotDelivered as error:
+            with contextlib.suppress(NotDelivered):
+                await self._server.run("kill-pane", "-t", made)
             if error.reason != "runtime.gone":
                 raise
-            raise NotDelivered(failure, "The program ended at once.") from None
-        return await self._tell(await self._pane(pane), words)
+            raise NotDelivered(failure, f"The program ended at once. {error}") from None
+        await self._take_over(made)
+        return await self._tell(await self._pane(made), words)
 
     async def _new_pane(self, command: list[str]) -> str:
-        """Start a program in a pane of its own, and let it be the runtime from now on."""
+        """Start a program in a pane of its own; it stays visible when it fails."""
         given = {
             "command": command,
             "cwd": self._settings.cwd,
@@ -442,21 +463,24 @@ class TmuxAdapter(Adapter):
         with os.fdopen(handle, "w") as file:
             json.dump(given, file)
         start = [sys.executable, "-I", "-c", _START, path]
-        old = [pane for pane in await self._server.panes() if pane.mark == self._name]
         try:
             made = await self._make_window(start)
         except NotDelivered:
             os.unlink(path)
             raise
+        with contextlib.suppress(NotDelivered):  # it has ended, or tmux is too old for it and shows no crash
+            await self._server.run("set-option", "-p", "-t", made, "remain-on-exit", "failed")
+        return made
+
+    async def _take_over(self, made: str) -> None:
+        """Let a pane that the host has made be the runtime from now on."""
+        old = [pane for pane in await self._server.panes() if pane.mark == self._name]
         for name, value in ((MARK, self._name), (STARTED, "1")):
             await self._server.run("set-option", "-p", "-t", made, name, value)
-        with contextlib.suppress(NotDelivered):  # a tmux that is too old for it shows no crash
-            await self._server.run("set-option", "-p", "-t", made, "remain-on-exit", "failed")
         for pane in old:
             # What the host made it also clears away; a pane of the user's only loses the mark.
             undo = ["kill-pane"] if pane.started else ["set-option", "-p", "-u"]
             await self._server.run(*undo, "-t", pane.id, *([] if pane.started else [MARK]))
-        return made
 
     async def _make_window(self, start: list[str]) -> str:
         told = ["-d", "-P", "-F", "#{pane_id}", "-n", self._name]
@@ -469,9 +493,11 @@ class TmuxAdapter(Adapter):
         return (await self._server.run(*words, *start))[0]
 
     async def _pane(self, id: str) -> Pane:
-        found = next((pane for pane in await self._server.panes() if pane.id == id and not pane.dead), None)
-        if found is None:
-            raise NotDelivered("runtime.gone")
+        found = next((pane for pane in await self._server.panes() if pane.id == id), None)
+        if found is None or found.dead:
+            shown = await self._server.screen(id) if found is not None else []
+            said = [line for line in shown if line.strip() and not line.startswith("Pane is dead")]
+            raise NotDelivered("runtime.gone", gist(said[-1]) if said else "It said nothing.")
         return found
 
     async def _wait_until_ready(self, id: str, failure: str) -> None:
@@ -493,12 +519,8 @@ class TmuxAdapter(Adapter):
 
 def is_shown(before: list[str], after: list[str], words: str) -> bool:
     """Whether a pane shows a text that it did not show before, however it is wrapped and framed."""
-    old, new, text = (_letters("".join(lines)) for lines in (before, after, [words]))
+    old, new, text = (letters("".join(lines)) for lines in (before, after, [words]))
     probes = {text[:PROBE], text[-PROBE:]} - {""}
     if any(new.count(probe) > old.count(probe) for probe in probes):
         return True
     return len(_PASTED.findall("\n".join(after))) > len(_PASTED.findall("\n".join(before)))
-
-
-def _letters(text: str) -> str:
-    return "".join(filter(str.isalnum, text))

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sqlalchemy import Connection, exists, func, select, update
+from sqlalchemy import Connection, exists, false, func, select, update
 
 from gofer.errors import Conflict, Malformed, NotFound
-from gofer.jobs.control import note_event, signal
+from gofer.jobs.control import cancel, note_event, signal
 from gofer.jobs.fence import hold
+from gofer.jobs.kinds import POST
 from gofer.jobs.queue import Claim
 from gofer.runtimes.chain import Step, Tried
 from gofer.runtimes.records import CALLBACK
@@ -28,6 +29,8 @@ ANSWERED, READ, FAILED, CANCELLED = "answered", "read", "failed", "cancelled"
 HANDED_OVER = "handed_over"
 OPEN = (QUEUED, TAKEN, DELIVERED, ACKNOWLEDGED)
 HANDED_OUT = (TAKEN, DELIVERED, ACKNOWLEDGED)
+TOLD = (DELIVERED, ACKNOWLEDGED)
+JUST_NOW = 2.0
 TAKE_WITHIN = 30.0
 """Seconds that a host has to take an order."""
 LEASE = 120.0
@@ -43,7 +46,7 @@ _REASON = re.compile(r"[a-z]+(\.[a-z_]+)*")
 HOP = "trigger.hop"
 LATE = "trigger.late"
 SILENT, HOST_AWAY, HOST_LOST = "runtime.silent", "host.away", "host.lost"
-TYPING = "deferred.typing"
+TYPING, GONE = "deferred.typing", "runtime.gone"
 
 
 _LIVES = exists().where(jobs.c.id == hops.c.job_id, in_state(*LIVE, JobState.BLOCKED))
@@ -158,7 +161,22 @@ def change(
     if connection.execute(query.values(**changed)).rowcount != 1:
         return False
     _note(connection, row.job_id, row.number, row.action, state, reason=reason)
+    if state not in OPEN and row.state in HANDED_OUT:
+        _withdraw_questions(connection, row)
     return True
+
+
+def _withdraw_questions(connection: Connection, row: Any) -> None:
+    """End what a host asks people for an agent whose hop is over: no answer would reach it. Conversation locked."""
+    asking = select(jobs.c.id, jobs.c.payload).where(
+        jobs.c.conversation_id == row.conversation_id,
+        jobs.c.kind == POST,
+        in_state(*LIVE),
+        ~jobs.c.cancel_requested,
+    )
+    for job in connection.execute(asking).all():
+        if job.payload.get("order") == order_id(row.job_id, row.number):
+            cancel(connection, job.id, by="host")
 
 
 def expire(connection: Connection, row: Any, ack_within: float) -> bool:
@@ -191,12 +209,15 @@ def cancel_open(connection: Connection, claim: Claim) -> None:
             change(connection, row, CANCELLED, reason="cancelled")
 
 
-def take_orders(connection: Connection, member_id: str, host: str) -> list[Any]:
-    """Hand the queued orders of a member's runtimes on a host out, each under a lease. Returns hop and runtime rows."""
+def take_orders(connection: Connection, member_id: str, host: str, *, fresh: bool = False) -> list[Any]:
+    """Hand the queued orders of a member's runtimes on a host out, each under a lease. Returns hop and runtime rows.
+    A host that has just started gets those that it had taken before, too: it knows which of them it had begun."""
+    left = (hops.c.state == TAKEN) & (hops.c.tries < MAX_LEASES) if fresh else false()
+    waiting = (hops.c.state == QUEUED) | left
     mine = (
         select(hops.c.job_id, hops.c.number, hops.c.runtime_id)
         .join(runtimes, runtimes.c.id == hops.c.runtime_id)
-        .where(hops.c.state == QUEUED, hops.c.deadline > now(), hops.c.host == host, _LIVES)
+        .where(waiting, hops.c.deadline > now(), hops.c.host == host, _LIVES)
         .where(runtimes.c.member_id == member_id, runtimes.c.kind != CALLBACK)
         .order_by(hops.c.created_at, hops.c.job_id)
         .limit(MAX_TAKEN)
@@ -207,7 +228,7 @@ def take_orders(connection: Connection, member_id: str, host: str) -> list[Any]:
         runtime = connection.execute(select(runtimes).where(runtimes.c.id == row.runtime_id)).one()
         if not row_macs.fits(connection, runtimes, runtime):
             continue
-        here = (hops.c.job_id == row.job_id) & (hops.c.number == row.number) & (hops.c.state == QUEUED)
+        here = (hops.c.job_id == row.job_id) & (hops.c.number == row.number) & waiting
         claimed = connection.execute(
             update(hops)
             .where(here)
@@ -275,6 +296,26 @@ def report(
     return ""
 
 
+def told_hops(connection: Connection, runtime_id: str) -> list[str]:
+    """The orders of a runtime that were delivered and not answered; not those of this moment, of which its host may
+    not have known when it looked."""
+    since = func.coalesce(hops.c.delivered_at, hops.c.created_at)
+    query = select(hops.c.job_id, hops.c.number).where(
+        hops.c.runtime_id == runtime_id, hops.c.state.in_(TOLD), since < now() - JUST_NOW, _LIVES
+    )
+    return [order_id(row.job_id, row.number) for row in connection.execute(query).all()]
+
+
+def end_told(connection: Connection, order: str) -> None:
+    """End a hop whose agent is gone. What it may still say is too late."""
+    job_id, number = read_order_id(order)
+    here = (hops.c.job_id == job_id) & (hops.c.number == number)
+    lock_conversation(connection, connection.execute(select(hops.c.conversation_id).where(here)).scalar_one())
+    row = connection.execute(select(hops).where(here)).one()
+    if change(connection, row, FAILED, reason=GONE, was=TOLD):
+        signal(connection, job_id, by="host")
+
+
 def delivered(connection: Connection, row: Any, reason: str, ack_within: float) -> bool:
     """Keep that a hop was delivered, or may have been: from here on its agent has to acknowledge."""
     return change(
@@ -315,7 +356,7 @@ def check_no_hop_waits(connection: Connection, conversation_id: str, agent: str)
         select(hops)
         .join(agents, agents.c.id == hops.c.agent_id)
         .where(hops.c.conversation_id == conversation_id, agents.c.name == agent, _LIVES)
-        .where(hops.c.state.in_((DELIVERED, ACKNOWLEDGED)))
+        .where(hops.c.state.in_(TOLD))
         .order_by(hops.c.job_id.desc(), hops.c.number.desc())
     ).first()
     if row is not None:

@@ -265,6 +265,11 @@ class Triggers:
 _WAITED = select(now() - jobs.c.created_at).where(jobs.c.id == bindparam("job"))
 
 
+def stand_in_key(trigger: int, fence: int) -> str:
+    """What is unique of the answer that stands in for a Trigger's."""
+    return f"fallback:{trigger}:{fence}"
+
+
 def _hand_over(connection: Connection, claim: Claim, name: str, covers_to: int) -> bool:
     """Let another agent answer what a Trigger covers, as an ordinary answer of its own in the same conversation;
     returns whether there is such an agent. Conversation locked, fence held."""
@@ -292,7 +297,7 @@ def _hand_over(connection: Connection, claim: Claim, name: str, covers_to: int) 
         agent_id=row.id,
         connection_id=claim.connection_id,
         covers_from=claim.covers_from,
-        unique_key=f"fallback:{claim.id}:{claim.fence}",
+        unique_key=stand_in_key(claim.id, claim.fence),
     )
     # It answers what the Trigger covers and nothing that came later, which wakes agents of its own accord.
     connection.execute(update(jobs).where(jobs.c.id == made).values(covers_to=covers_to))

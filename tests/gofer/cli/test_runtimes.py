@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gofer.cli.exit_codes import CONFLICT, NOT_FOUND, USAGE
+from gofer.cli.exit_codes import CONFIGURATION, CONFLICT, NOT_FOUND, USAGE
 from support.command_line import Process, Terminal
+from support.patience import patience, until
+from support.terminals import AGENT as PANE_AGENT
+from support.terminals import needs_tmux, terminals
 
+FILE = """
+[runtimes.desk]
+agent = "reviewer"
+kind = "tmux"
+pane = "desk:reviewer"
+program = "{program}"
+socket = "{socket}"
+"""
 AGENT = 'runtime = "tmux"\n[external]\nfallback = "gofer"\n'
 
 
@@ -18,6 +30,50 @@ def served(data_dir: Path, start: Callable[..., Process]) -> None:
     (data_dir / "agents").mkdir(mode=0o700, exist_ok=True)
     (data_dir / "agents" / "reviewer.toml").write_text(AGENT)
     start("serve").wait_until_ready()
+
+
+@needs_tmux
+def test_a_server_hosts_the_terminals_of_its_own_user_when_it_is_told_to(
+    data_dir: Path, start: Callable[..., Process], terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data_dir / "agents").mkdir(mode=0o700, exist_ok=True)
+    (data_dir / "agents" / "reviewer.toml").write_text(AGENT)
+    home = data_dir.parent / "home"
+    (home / ".config" / "gofer").mkdir(parents=True, mode=0o700)
+    for name, value in {"HOME": str(home), "XDG_CONFIG_HOME": "", "XDG_STATE_HOME": ""}.items():
+        monkeypatch.setenv(name, value)
+    refused = start("serve", "--host-runtimes")
+    assert refused.process.wait(patience(30)) == CONFIGURATION
+    assert "runtimes.toml cannot be read" in refused.text()
+    with terminals() as desk:
+        desk.agent("reviewer")
+        file = home / ".config" / "gofer" / "runtimes.toml"
+        file.write_text(FILE.format(program=PANE_AGENT.name, socket=desk.socket))
+        file.chmod(0o600)
+        server = start("serve", "--host-runtimes").wait_until_ready()
+        terminal("runtimes", "add", "desk", "--agent", "reviewer")
+        until(lambda: terminal.json("runtimes", "show", "desk")["state"] == "live", within=30)
+        hosts = _hosts(home)
+        assert len(hosts) == 1
+        assert not any(name.startswith(b"GOFER_") and name != b"GOFER_DATA_DIR" for name in _names(hosts[0]))
+        server.process.kill()
+        server.process.wait(patience(20))
+        until(lambda: not _hosts(home), within=30)
+
+
+def _hosts(home: Path) -> list[int]:
+    """Processes of `gofer runtimes host` with this home."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command, given = ((folder / name).read_bytes() for name in ("cmdline", "environ"))
+            if b"runtimes\0host" in command and f"HOME={home}".encode() in given.split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def _names(pid: int) -> list[bytes]:
+    return [each.partition(b"=")[0] for each in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
 
 
 @pytest.mark.usefixtures("served")

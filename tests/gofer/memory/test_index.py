@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from gofer.memory.terms import text_terms
 from gofer.store.database import Database
 from gofer.store.tables import memory_postings
 from gofer.vault.envelope import DataKey, MacKey
+from support.interleaving import interleave
 
 HERE, THERE = "conversation:here", "person:there"
 
@@ -55,6 +57,13 @@ async def test_what_was_said_is_found_by_any_of_its_words_in_any_form(database: 
     assert await ids(database, {HERE: keys}, "yellow boats and submarines") == [2]
     assert await ids(database, {HERE: keys}, "which appointment?") == [1]
     assert await ids(database, {HERE: keys}, "zeppelin") == []
+
+
+async def test_two_processes_that_make_an_index_at_once_make_one(database: Database) -> None:
+    for at in range(4):
+        make = partial(open_index, scope_id=f"conversation:{at}")
+        first, second = await interleave(database, make, make, at=at)
+        assert first == second
 
 
 async def test_a_month_is_found_in_every_language(database: Database) -> None:

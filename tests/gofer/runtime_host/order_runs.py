@@ -41,6 +41,7 @@ class Carried:
     questions: list[tuple[str, list[str]]] = field(default_factory=list)
     answer: str | None = None
     result: HostReport | None = None
+    complaint: str = ""
 
     @property
     def outcome(self) -> tuple[str, str]:
@@ -79,4 +80,5 @@ async def carry_out(
         seen.result = await adapter.carry_out(OrderRun(given, begin, report, ask, clock=clock or Clock()))
     except NotDelivered as error:
         seen.result = HostReport(status="failed", reason=error.reason)
+        seen.complaint = str(error)
     return seen

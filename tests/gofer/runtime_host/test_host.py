@@ -52,11 +52,12 @@ class StandInApi(CallerApi):
 
     async def _answer(self, request: OperationCall) -> Any:
         if request.method == "PUT":
-            assert set(request.body) == ANNOUNCED
+            assert set(request.body) - {"gone"} == ANNOUNCED
+            assert not request.body.get("gone") or request.body["state"] == "offline"
             self.announced.append(request.body)
             return {"heartbeat_every": 0.1}
         if request.method == "GET":
-            assert set(request.query) == {"host", "wait"}
+            assert set(request.query) - {"fresh"} == {"host", "wait"}
             found, self.orders = self.orders, []
             if not found:
                 await asyncio.sleep(0.02)
@@ -113,7 +114,8 @@ def order(id: str, runtime: str = "coder", **more: Any) -> dict[str, Any]:
 async def test_a_gofer_that_goes_away_is_dialled_again_and_told_what_it_missed(tmp_path: Path) -> None:
     api = StandInApi()
     api.away = 5
-    async with running(api, tmp_path, settings(tmp_path)) as said:
+    async with running(api, tmp_path, settings(tmp_path, resume=["not-installed-here"])) as said:
+        await eventually(lambda: any("not-installed-here is not on the PATH" in each for each in said))
         await eventually(lambda: api.announced, within=10)
         assert api.announced[0]["state"] == "offline"
         await eventually(lambda: "Gofer is there again." in said, within=10)
@@ -285,13 +287,13 @@ def test_the_journal_survives_a_cut_line_and_keeps_the_newest(
         journal.finish(str(number), HostReport(status="delivered"))
         journal.told(str(number))
     assert len((folder.path / "orders.jsonl").read_text().splitlines()) <= 21
-    journal.begin("begun")
+    journal.begin("begun", "coder", "end")
     journal.begin("done")
     journal.finish("done", HostReport(status="answered", text="a secret answer"))
     path = folder.path / "orders.jsonl"
     path.write_bytes(path.read_bytes() + b'{"order": "cut", "en')
     again = OrderJournal(folder)
-    assert again.interrupted == ["begun"]
+    assert again.interrupted == [("begun", "coder", "end")]
     assert again.untold["done"].text == "a secret answer"
     again.told("done")
     third = OrderJournal(folder)
@@ -322,6 +324,8 @@ GOOD = '[runtimes.coder]\nagent = "coder"\nkind = "tmux"\nprogram = "claude"\n'
         ("runtimes = 1", "runtimes"),
         (GOOD + 'shell = "sh"', "shell: is not known here"),
         (GOOD.replace("claude", "zsh"), "zsh is no agent"),
+        (GOOD.replace("claude", ""), "no name of a program"),
+        (GOOD.replace("claude", "/usr/bin/claude"), "no name of a program"),
         (GOOD + 'prompt = "["', "is no regular expression"),
         (GOOD + 'cwd = "/nowhere/at/all"', "a folder that exists"),
         (GOOD + 'spawn = "claude --continue"', "valid list"),

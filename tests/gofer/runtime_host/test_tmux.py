@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -166,8 +167,9 @@ async def test_nothing_is_typed_into_a_shell_or_an_editor(desk: Terminals) -> No
     desk.run("send-keys", "-t", pane, "C-c")
     await eventually(lambda: _sees(found, "offline"), within=10)
     assert (await carry_out(found, text="touch /tmp/never")).outcome == ("failed", "pane.shell")
-    editor = desk.folder / "vim"
-    editor.symlink_to("/bin/sleep")
+    editor = shutil.which("vim") or str(desk.folder / "vim")
+    if not os.path.exists(editor):
+        os.symlink("/bin/sleep", editor)
     desk.run("send-keys", "-t", pane, f"{editor} 1000", "Enter")
     await eventually(lambda: _reason(found, "pane.other_program"), within=10)
     assert (await carry_out(found)).outcome == ("failed", "pane.other_program")
@@ -322,6 +324,16 @@ async def test_a_program_that_does_not_start_or_is_another_is_said_so(
 ) -> None:
     found = adapter(desk, "failing", resume=command, ready_within=1)
     assert (await carry_out(found, "resume")).outcome == ("failed", "resume.failed")
+
+
+async def test_a_session_that_lives_is_ended_only_when_the_new_one_is_ready(desk: Terminals) -> None:
+    good = [sys.executable, "-I", str(AGENT), str(desk.log("kept"))]
+    found = adapter(desk, "kept", spawn=good, resume=["/nowhere/at-all"], prompt="^>$")
+    assert (await carry_out(found, "spawn")).outcome == ("delivered", "")
+    carried = await carry_out(found, "resume")
+    assert carried.outcome == ("failed", "resume.failed")
+    assert "No such file or directory: '/nowhere/at-all'" in carried.complaint
+    assert (await found.look()).state == "idle", "the old one is still there"
 
 
 # The file and the words, without tmux.

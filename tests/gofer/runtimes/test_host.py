@@ -14,8 +14,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from sqlalchemy import update
 
 from gofer.crash import EXIT_CODE
+from gofer.store.tables import hops
 from gofer.web.api.runtimes import LOOK_EVERY
 from support.patience import patience, until
 from support.terminals import AGENT, Terminals, terminals
@@ -179,9 +181,35 @@ def test_a_pane_that_was_closed_is_resumed_once_its_host_has_seen_that_it_is_gon
     scene.until(lambda: scene.replies(conversation))
 
 
-@pytest.mark.parametrize(("point", "pastes"), [("host.begun", 0), ("host.done", 1)])
-def test_a_host_that_dies_never_pastes_twice_and_says_that_it_does_not_know(
-    station: Station, point: str, pastes: int
+def test_a_pane_that_is_killed_after_it_has_acknowledged_is_not_waited_for(station: Station) -> None:
+    scene = station.scene
+    station.pane = station.desk.agent(station.name)  # it reads, and does not answer
+    station.write(resume=[sys.executable, "-I", *station.command])
+    station.start()
+    station.wait_for("idle")
+    conversation, trigger = scene.say("are you at it?")
+    scene.until(lambda: scene.hops(trigger) == [("live", "delivered", "")])
+    order = {"trigger": trigger, "hop": 1, "conversation": conversation}
+    assert scene.acknowledge(order).json()["ignored"] is False
+    scene.house.write(lambda c: c.execute(update(hops).values(delivered_at=hops.c.delivered_at - 10)))
+    station.desk.run("kill-pane", "-t", station.pane)
+    station.processes[0].send_signal(signal.SIGTERM)
+    assert station.processes[0].wait(patience(20)) == 0
+    assert scene.hops(trigger) == [("live", "acknowledged", "")], (
+        "a host that leaves says nothing of its agents"
+    )
+    station.start()
+    scene.ended(trigger)
+    assert scene.hops(trigger) == [("live", "failed", "runtime.gone"), ("resume", "answered", "")]
+    scene.until(lambda: len(scene.replies(conversation)) == 1)
+
+
+@pytest.mark.parametrize(
+    ("point", "pastes", "reason"),
+    [("host.begun", 0, "host.restarted"), ("host.pasted", 1, ""), ("host.done", 1, "host.restarted")],
+)
+def test_a_host_that_dies_never_pastes_twice_and_sends_what_waits_or_says_that_it_does_not_know(
+    station: Station, point: str, pastes: int, reason: str
 ) -> None:
     scene = station.scene
     station.pane = station.desk.agent(station.name)  # it reads, and does not answer
@@ -191,12 +219,24 @@ def test_a_host_that_dies_never_pastes_twice_and_says_that_it_does_not_know(
     _, trigger = scene.say("hello")
     assert dying.wait(patience(20)) == EXIT_CODE
     station.start()
-    scene.until(lambda: scene.hops(trigger) == [("live", "delivered", "host.restarted")], 20)
-    assert len(station.desk.told(station.name)) == pastes
+    scene.until(lambda: scene.hops(trigger) == [("live", "delivered", reason)], 20)
+    until(lambda: len(station.desk.told(station.name)) == pastes)
     order = {"trigger": trigger, "hop": 1, "conversation": scene.job(trigger)["job"]["conversation_id"]}
     scene.post(order, "Here it is.")
     scene.ended(trigger)
     assert len(station.desk.told(station.name)) == pastes
+
+
+def test_a_host_that_is_started_again_gets_what_it_had_taken_and_not_begun(scene: Scene) -> None:
+    _, trigger = scene.say("quick, before you die")
+    order = scene.order()
+    asked = {"host": scene.heartbeat["host"], "wait": 0}
+    assert scene.host.get("/runtimes/orders", params=asked).json()["orders"] == [], "it is under a lease"
+    for expected in ([order["id"]], []):
+        again = scene.host.get("/runtimes/orders", params={**asked, "fresh": True}).json()["orders"]
+        assert [each["id"] for each in again] == expected, "once more, and not for ever"
+    scene.post(order, "Here I am.")
+    scene.ended(trigger)
 
 
 def test_a_second_host_and_a_strangers_host_are_refused(station: Station, house: House) -> None:
@@ -255,7 +295,16 @@ def test_an_agent_that_speaks_acp_answers_and_asks_people_for_permission(
         scene.ended(trigger)
         scene.until(lambda: any("selected" in text for text in scene.replies(conversation)))
         assert scene.hops(trigger) == [("live", "answered", "")]
-        (prompt,) = [what for kind, what in _log(tmp_path) if kind == "prompt"]
+        # A host that is killed in the middle of a turn: the turn is lost with it, and the session goes on.
+        _, trigger = scene.say("hang")
+        scene.until(lambda: len(_log(tmp_path)) >= 3 and _log(tmp_path)[-1][0] == "prompt")
+        station.processes[-1].kill()
+        station.processes[-1].wait()
+        station.start()
+        scene.until(lambda: scene.hops(trigger)[0] == ("live", "failed", "host.restarted"), 20)
+        scene.until(lambda: scene.hops(trigger)[1:2] and _log(tmp_path)[-1][0] == "prompt")
+        scene.owner.post(f"/jobs/{trigger}/cancel", json={})
+        (prompt, *_) = [what for kind, what in _log(tmp_path) if kind == "prompt"]
         assert prompt.endswith("There is no second one."), "it is not told of tools that it does not have"
         assert "MCP" not in prompt
     finally:

@@ -56,6 +56,8 @@ def test_a_session_that_is_gone_is_resumed_then_spawned_then_stood_in_for(scene:
     scene.ended(trigger)
     actions = [action for action, _, _ in scene.hops(trigger)]
     assert actions == ["live", "resume", "resume", "spawn", "fallback"]
+    stands_in = scene.job(trigger)["hops"][-1]["answered_by"]
+    assert scene.job(stands_in)["job"]["payload"]["stands_in_for"] == trigger
     scene.until(lambda: scene.replies(conversation))
     late = scene.post(first, "I am back!")
     assert (late["result"], late["reason"]) == ("kept", "hop.failed")
@@ -281,6 +283,27 @@ def test_a_host_asks_people_for_its_agent(scene: Scene) -> None:
     scene.ended(trigger)
     late = scene.host.post(f"/runtimes/orders/{order['id']}/questions", json={"text": "And now?"})
     assert late.status_code == 409
+
+
+def test_an_agents_time_stands_still_while_people_are_asked_and_its_question_ends_with_it(
+    scene: Scene,
+) -> None:
+    conversation, trigger = scene.say("clean up")
+    order = scene.order()
+    ask = f"/runtimes/orders/{order['id']}/questions"
+    assert scene.host.post(ask, json={"text": "May I?", "choices": ["Yes"]}).status_code == 202
+    scene.until(lambda: _questions(scene, conversation))
+    scene.pass_time(trigger, 3700)  # longer than the agent has to answer
+    assert scene.hops(trigger) == [("live", "acknowledged", "")]
+    scene.report(order, "failed", "runtime.crashed")
+    scene.until(lambda: not _questions(scene, conversation))
+    scene.ended(trigger)
+    assert len(scene.until(lambda: scene.replies(conversation))) == 1, "the fallback's"
+
+
+def _questions(scene: Scene, conversation: str) -> list[Any]:
+    found = scene.owner.get("/questions").json()["questions"]
+    return [each for each in found if each["conversation_id"] == conversation]
 
 
 def test_the_command_line_shows_the_hops(scene: Scene) -> None:

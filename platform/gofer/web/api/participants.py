@@ -115,6 +115,7 @@ async def trigger(request: Request) -> Response:
 async def unblock(request: Request) -> Response:
     """Let a blocked agent be woken again in a conversation."""
     platform, given = platform_of(request), await parse_body(request, ParticipantName)
+    note(request, agent=given.agent)
     conversation_id = request.path_params["id"]
     await platform.database.write(
         partial(requests.unblock, conversation_id=conversation_id, agent=given.agent, by=actor(request))

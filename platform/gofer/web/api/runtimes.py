@@ -65,6 +65,9 @@ class RuntimeAnnouncement(RequestModel):
     can_resume: bool = False
     can_spawn: bool = False
     crashed: bool = Field(default=False, description="A session that was alive has just died by itself.")
+    gone: bool = Field(
+        default=False, description="Its process is not there: what it was told it will not answer."
+    )
 
 
 class Draining(RequestModel):
@@ -78,6 +81,9 @@ class OrderQuery(RequestModel):
 
     host: str = Field(default="", max_length=200, description="The name that the host announces.")
     wait: int = Field(default=0, ge=0, le=MAX_WAIT, description="Seconds.")
+    fresh: bool = Field(
+        default=False, description="The host has just started: also what it had taken before."
+    )
 
 
 class OrderReport(RequestModel):
@@ -188,12 +194,14 @@ async def announce(request: Request) -> Response:
     """Announce a runtime: the host is here, and this is how its session is."""
     _host(request)
     platform, said = platform_of(request), await parse_body(request, RuntimeAnnouncement)
-    announcement = records.Announcement(**said.model_dump())
+    announcement = records.Announcement(**said.model_dump(exclude={"gone"}))
     name, member_id = request.path_params["name"], await _member(request)
     every = platform.settings.runtime_heartbeat
     row = await platform.database.write(
         partial(records.announce, name=name, member_id=member_id, said=announcement, every=every)
     )
+    if said.gone and await runtimes.end_hops_of(platform, row.id):
+        platform.signals.wake(JOBS)
     return json_response(request, runtimes.describe(row, platform.settings))
 
 
@@ -232,7 +240,7 @@ async def orders(request: Request) -> Response:
         found: list[dict[str, Any]] = []
         # A host that died has left its request behind: what it took nobody would carry out until the lease ends.
         while not await request.is_disconnected():
-            found = await runtimes.take_orders(platform, member_id, query.host)
+            found = await runtimes.take_orders(platform, member_id, query.host, fresh=query.fresh)
             left = until - time.monotonic()
             if found or left <= 0:
                 break
@@ -268,17 +276,8 @@ async def ask(request: Request) -> Response:
     """Ask the people of an order's conversation something for its agent."""
     _host(request)
     platform, given = platform_of(request), await parse_body(request, OrderQuestion)
-    job_id = await platform.database.write(
-        partial(
-            runtimes.ask,
-            vault=platform.vault,
-            order=request.path_params["id"],
-            member_id=await _member(request),
-            text=given.text,
-            choices=given.choices,
-            key=request.headers.get(HEADER, ""),
-        )
-    )
+    asked = {"text": given.text, "choices": given.choices, "key": request.headers.get(HEADER, "")}
+    job_id = await runtimes.ask(platform, request.path_params["id"], await _member(request), **asked)
     platform.signals.wake(JOBS)
     told = {"question": job_id, "state": "open", "answer": ""}
     return json_response(request, told, 202, location=f"/runtimes/questions/{job_id}")

@@ -17,7 +17,7 @@ from gofer.runs.answer import TRIGGER
 from gofer.runs.posts import ASKED, Post, submit_post
 from gofer.runtimes import hops as hop_rows
 from gofer.runtimes import records, requests
-from gofer.runtimes.triggers import chain_rules, fallback_of, safeguard_rules
+from gofer.runtimes.triggers import chain_rules, fallback_of, safeguard_rules, stand_in_key
 from gofer.runtimes.words import read_order
 from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_AGENT, FIRST_WORKSPACE
@@ -98,8 +98,8 @@ def show_one(connection: Connection, name: str, settings: Settings) -> dict[str,
     }
 
 
-def tell_hop(row: Any, runtime: str) -> dict[str, Any]:
-    """A hop for people."""
+def tell_hop(row: Any, runtime: str, answered_by: int | None = None) -> dict[str, Any]:
+    """A hop for people. `answered_by` is the job of the agent that stands in."""
     plain = (
         "number",
         "action",
@@ -111,7 +111,8 @@ def tell_hop(row: Any, runtime: str) -> dict[str, Any]:
         "delivered_at",
         "ended_at",
     )
-    return {"trigger": row.job_id, **{each: getattr(row, each) for each in plain}, "runtime": runtime}
+    told = {each: getattr(row, each) for each in plain}
+    return {"trigger": row.job_id, **told, "runtime": runtime, "answered_by": answered_by}
 
 
 def hops_of_job(connection: Connection, job_id: int) -> list[dict[str, Any]]:
@@ -122,20 +123,41 @@ def hops_of_job(connection: Connection, job_id: int) -> list[dict[str, Any]]:
         .where(hops.c.job_id == job_id)
         .order_by(hops.c.number)
     )
-    return [tell_hop(row, row.runtime or "") for row in connection.execute(query).all()]
+    found = connection.execute(query).all()
+    return [tell_hop(row, row.runtime or "", _stands_in(connection, row)) for row in found]
 
 
-async def take_orders(platform: Platform, member_id: str, host: str) -> list[dict[str, Any]]:
+def _stands_in(connection: Connection, hop: Any) -> int | None:
+    """The job of the agent that answers instead, of a hop that was handed over."""
+    if hop.action != "fallback":
+        return None
+    key = stand_in_key(hop.job_id, hop.fence)
+    return connection.execute(select(jobs.c.id).where(jobs.c.unique_key == key)).scalar()
+
+
+async def end_hops_of(platform: Platform, runtime_id: str) -> int:
+    """Let the Triggers go on whose agent was told something and is not there any more; returns how many."""
+    found = await platform.database.read(partial(hop_rows.told_hops, runtime_id=runtime_id))
+    for order in found:
+        await platform.database.write(partial(hop_rows.end_told, order=order))
+    return len(found)
+
+
+async def take_orders(
+    platform: Platform, member_id: str, host: str, *, fresh: bool = False
+) -> list[dict[str, Any]]:
     """Hand out the orders of a member's host, with what is to be delivered."""
     taken = await platform.database.write(
-        partial(_take, vault=platform.vault, member_id=member_id, host=host)
+        partial(_take, vault=platform.vault, member_id=member_id, host=host, fresh=fresh)
     )
     return [await _order(platform, each) for each in taken]
 
 
-def _take(connection: Connection, vault: Vault, member_id: str, host: str) -> list[dict[str, Any]]:
+def _take(
+    connection: Connection, vault: Vault, member_id: str, host: str, *, fresh: bool
+) -> list[dict[str, Any]]:
     found = []
-    for hop, runtime in hop_rows.take_orders(connection, member_id, host):
+    for hop, runtime in hop_rows.take_orders(connection, member_id, host, fresh=fresh):
         payload = connection.execute(select(jobs.c.payload).where(jobs.c.id == hop.job_id)).scalar_one()
         agent = connection.execute(select(agents.c.name).where(agents.c.id == hop.agent_id)).scalar_one()
         try:
@@ -245,14 +267,32 @@ def _report(
     return {"id": order, "ignored": bool(ignored), "reason": ignored, "state": state}
 
 
-def ask(
-    connection: Connection, vault: Vault, order: str, member_id: str, text: str, choices: list[str], key: str
-) -> int:
+async def ask(platform: Platform, order: str, member_id: str, **asked: Any) -> int:
     """Ask the people of an order's conversation something for its agent; returns the job that asks. Raises Conflict
     when the order is over."""
+    agent = await platform.database.read(partial(_agent_of, order=order))
+    within = (await agent_spec(platform, agent)).external.answer_within
+    return await platform.database.write(
+        partial(_ask, vault=platform.vault, order=order, member_id=member_id, answer_within=within, **asked)
+    )
+
+
+def _ask(
+    connection: Connection,
+    vault: Vault,
+    order: str,
+    member_id: str,
+    answer_within: float,
+    text: str,
+    choices: list[str],
+    key: str,
+) -> int:
     row, _ = hop_rows.find_order(connection, order, member_id)
     if row.state not in hop_rows.HANDED_OUT:
         raise Conflict(f"The order {order} is over ({row.state}).")
+    # The agent is at work, and its time stands still while people are asked.
+    within = answer_within + hop_rows.QUESTION_LIFE
+    hop_rows.change(connection, row, hop_rows.ACKNOWLEDGED, was=hop_rows.HANDED_OUT, within=within)
     agent = connection.execute(select(agents.c.name).where(agents.c.id == row.agent_id)).scalar_one()
     return submit_post(
         connection,
