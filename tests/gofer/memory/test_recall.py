@@ -31,6 +31,7 @@ from gofer.store.tables import (
     conversations,
     events,
     jobs,
+    memories,
     memory_indexes,
     memory_postings,
     messages,
@@ -273,6 +274,22 @@ async def test_a_lost_key_and_a_damaged_index_are_said_and_the_rest_is_found(sce
     assert await scene.found("ann-phone", "boat") == ["the boat is yellow"]
 
 
+async def test_a_damaged_note_is_said_and_hides_no_other(scene: Scene) -> None:
+    await scene.said("ann-phone", "ann", "hello")
+    scope, world = person_scope(scene.people["ann"]), scene.world
+    damaged = await scene.note(scope, "the boat is at the pier")
+    await scene.note(scope, "a boat needs paint")
+    await scene.note(scope, "A boat needs PAINT")
+    await world.run(
+        lambda c: c.execute(update(memories).where(memories.c.id == damaged).values(sealed=b"\x02nonsense"))
+    )
+    assert set(await scene.found("ann-phone", "boat")) == {"a boat needs paint", "A boat needs PAINT"}
+    told = {scope: records.UNREADABLE.format(count=1)}
+    assert scene.recall.degraded == told
+    assert await world.run(records.unreadable_notes, vault=world.vault) == told, "which doctor says"
+    assert await NoteTidier(world.database, world.vault).tidy(scope) == 1
+
+
 async def test_rows_of_another_layout_are_never_misread_and_are_made_anew(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +375,9 @@ RELATED = {
     ("Das Boot von Ann heißt Tölpel", "Das Boot von Ann heißt Möwe"): "contradiction",
     ("Ann likes strong coffee", "Ann does not like strong coffee"): "contradiction",
     ("The office opens at 9 in the morning", "In the morning the office opens at 9!"): "merge",
+    ("Ann likes tea", "Ann likes tea and coffee"): "merge",
+    ("Ann is allergic to peanuts and to nuts and eggs", "Ann is allergic to eggs"): "",
+    ("The deploy key is in the safe in room four", "The key is in the safe"): "",
     ("Ann's old cat is black", "Ann's old cat is hungry"): "",
     ("The meeting is on Monday", "The meeting is in room 5"): "",
     ("The office opens at 9", "The office opens at 10"): "",

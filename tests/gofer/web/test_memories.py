@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -301,6 +302,20 @@ def test_archive_indexes_are_read_with_superseded_lines_left_out() -> None:
     ]
     found = parse_import("\ufeff" + "\n".join(map(json.dumps, lines)), "")
     assert [each.text for each in found] == ["We moved house.", "The cat is called Pepper."]
+
+
+def test_nobody_waits_for_an_import(people: dict[str, Any]) -> None:
+    api = people["apis"]["owner"]
+    text = "\n".join(json.dumps({"text": f"Shelf {n} holds {n * 7} jars"}) for n in range(1000))
+    wish = {"scope": people["persons"]["owner"], "format": "jsonl", "text": text}
+    with ThreadPoolExecutor(1) as beside:
+        done = beside.submit(api.post, "/memories/import", json=wish)
+        meanwhile = 0
+        while not done.done():
+            note(people["apis"]["oscar"], people["persons"]["oscar"], "A jar is empty")
+            meanwhile += not done.done()
+    assert done.result().json()["imported"] == 1000
+    assert meanwhile > 1, "in one transaction, the first note would have waited for all of it"
 
 
 def test_an_imported_memory_keeps_its_date(people: dict[str, Any]) -> None:
