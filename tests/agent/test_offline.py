@@ -15,6 +15,7 @@ from gofer.agent.models.catalogue import AUTO, Breakers, Catalogue, Provider
 from gofer.agent.models.offline import LABEL, Offline
 from gofer.agent.outcome import Answered, Asked
 from gofer.errors import ConfigError
+from gofer.goals.worker_runs import FINISH_TASK
 from support.patience import patience
 
 
@@ -28,6 +29,20 @@ async def test_a_line_that_begins_with_a_dollar_is_run_and_reported(tmp_path: An
     assert outcome.text.startswith(LABEL)
     assert "```\n42\n```" in outcome.text
     assert str(tmp_path) in outcome.text
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome"), [("false", "failed"), ("echo hi; exit 3", "failed"), ("echo '[exit code'", None)]
+)
+async def test_a_task_whose_command_fails_is_not_done(
+    tmp_path: Any, command: str, outcome: str | None
+) -> None:
+    told = world(tmp_path, ada(f"$ {command}"))
+    told.tools = [*told.tools, FINISH_TASK]
+    end = await told.run()
+    assert isinstance(end, Answered)
+    assert (end.result or {}).get("outcome") == outcome
+    assert "$ " in (end.result or {"summary": end.text})["summary"]
 
 
 async def test_everything_else_is_answered_with_what_it_is(tmp_path: Any) -> None:

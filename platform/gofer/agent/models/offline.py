@@ -27,7 +27,12 @@ WHAT_IT_IS = (
 )
 PLAN = "submit_plan"
 """The tool that ends the planning of a goal."""
+FINISH = "finish_task"
+"""The tool that ends a task with what came of it."""
 MAX_PLANNED = 20
+MAX_SUMMARY = 8000
+_EXIT_CODE = re.compile(r"\[(?:[^]\n]*; )?exit code [1-9][0-9]*[^]\n]*\]\s*\Z")
+"""How the result of a command ends that failed. Of one whose outcome is unknown nobody can say so."""
 _TOOL = re.compile(r"tool\s++([a-z0-9_-]{1,64})\s*+(\{.*\})?+\s*+")
 
 
@@ -50,6 +55,8 @@ class Offline:
         calls = list(_calls(messages[-1], len(messages), malformed)) if request.use_tools else []
         if any(tool.name == PLAN for tool in request.tools):
             calls = [_plan(messages, malformed)] if len(messages) == 1 and _planned_lines(messages) else []
+        if any(tool.name == FINISH for tool in request.tools) and not calls and _failed(messages):
+            calls = [_give_up(messages, malformed)]
         if calls:
             return Turn(calls, "tool_use", Usage(), self.name, message_id=None, malformed=malformed)
         block: Block = {"type": "text", "text": _report(messages) or WHAT_IT_IS}
@@ -138,6 +145,18 @@ def _report(messages: tuple[ModelMessage, ...]) -> str:
             parts.append(_shown(f"$ {_title(asked[result['tool_use_id']])}"))
             parts += [_fenced(text) for text in texts(result["content"])]
     return "\n".join(parts) if len(parts) > 1 else ""
+
+
+def _failed(messages: tuple[ModelMessage, ...]) -> bool:
+    """Whether a command that it was told to run has failed."""
+    results = [block for one in messages for block in one["content"] if block["type"] == "tool_result"]
+    return any(_EXIT_CODE.search("\n".join(texts(one["content"]))) for one in results)
+
+
+def _give_up(messages: tuple[ModelMessage, ...], malformed: dict[str, str]) -> Block:
+    """Say of a task that it failed, with all that it gave."""
+    result = {"outcome": "failed", "summary": _report(messages)[:MAX_SUMMARY]}
+    return call_block("offline_finish", FINISH, json.dumps(result), malformed)
 
 
 def _title(call: Block) -> str:
