@@ -85,3 +85,10 @@ def test_a_heartbeat_is_switched_and_its_list_shown(terminal: Terminal, data_dir
     assert "takes no part" in terminal("agents", "mute", "gofer", "conv_none", fails=3)
     terminal("agents", "remove", "gofer")
     assert not (data_dir / "agents" / "gofer").exists()
+
+
+def test_the_load_of_workers_is_shown_and_cleared(terminal: Terminal) -> None:
+    assert "0 tasks are worked on, 0 wait" in terminal("agents", "load", "gofer")
+    assert "--fresh goes with --clear" in terminal("agents", "load", "gofer", "--fresh", fails=2)
+    cleared = terminal.json("agents", "load", "gofer", "--clear", "--fresh")
+    assert (cleared["total"], cleared["saturated"]) == (0, False)

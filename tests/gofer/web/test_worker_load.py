@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 
 from gofer.goals.load import count_tasks
 from gofer.store.tables import agents, events
-from support.web_server import House
+from support.web_server import House, csrf_in
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +43,20 @@ def test_the_load_is_shown_and_cleared_by_an_operator(house: House) -> None:
     query = select(events.c.data).where(events.c.kind == "worker.saturated")
     last = house.read(lambda connection: connection.execute(query).scalars().all())[-1]
     assert (last["agent"], last["fresh"], last["accepted"]) == ("gofer", True, 0)
+
+
+def test_buttons_of_the_agents_page_clear_it(house: House) -> None:
+    owner, browser = house.owner(), house.browser()
+    assert browser.follow(house.link(owner)).status_code == 303
+    for fields in ({}, {"fresh": "yes"}):
+        house.write(_refused)
+        page = browser.get("/agents/gofer").text
+        assert "Drop what waits and begin afresh" in page
+        assert browser.post("/agents/gofer/load/clear", csrf=csrf_in(page), **fields).status_code == 303
+        shown = house.api(house.token(owner)).get("/agents/gofer/load").json()
+        assert (shown["total"], shown["saturated"]) == (0, False)
+
+
+def _refused(connection: Connection) -> None:
+    agent_id = connection.execute(select(agents.c.id)).scalar_one()
+    count_tasks(connection, agent_id, accepted=1, dropped=1)
