@@ -24,7 +24,7 @@ from benchmarks.webhook import Loaded, load, serving
 from gofer.connections.changes import add_connection
 from gofer.integration import ConnectionContext, Request
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer.web.app import public_app
 from gofer_github import integration
 from gofer_standins.github.apps import new_key

@@ -14,7 +14,7 @@ from gofer.identity import grant_role
 from gofer.logs import set_up_logs
 from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 PEOPLE = range(5_000_000_001, 5_000_000_101)
 """The numbers that the stand-in gives to people."""

@@ -24,15 +24,13 @@ from gofer.integration import (
 )
 from gofer.tool import Tool
 from gofer_telegram import admission, delivery, setup
-from gofer_telegram.chat import place_of
-from gofer_telegram.client import CONFLICT, Client
-from gofer_telegram.files import send_file_tool
-from gofer_telegram.settings import Group, Settings
+from gofer_telegram.admission import send_file_tool
+from gofer_telegram.client import CONFLICT, Client, Group, Settings, place_of
 from gofer_telegram.text import split
 from gofer_telegram.updates import Bot, read_update
 
 if TYPE_CHECKING:
-    from gofer.vault.secret import Secret
+    from gofer.vault.redaction import Secret
 
 SECRET_HEADER = "x-telegram-bot-api-secret-token"  # noqa: S105 - a name, not a value
 

@@ -8,10 +8,17 @@ from typing import Any
 
 from gofer.errors import Gone, Temporary
 from gofer.integration import Incoming, Outgoing, Progress
-from gofer_telegram.chat import Place, choices_keyboard, offers_keyboard, place_of, stop_keyboard
-from gofer_telegram.client import Client, Rejected
+from gofer_telegram.client import (
+    Client,
+    Place,
+    Rejected,
+    Settings,
+    choices_keyboard,
+    offers_keyboard,
+    place_of,
+    stop_keyboard,
+)
 from gofer_telegram.markdown import clean, units
-from gofer_telegram.settings import Settings
 from gofer_telegram.text import LIMIT, MAX_ENTITIES, Rendered, caption, opening, render, split
 
 FILE_NAME = "answer.md"

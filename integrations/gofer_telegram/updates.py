@@ -9,9 +9,8 @@ from typing import Any
 
 from gofer.errors import Malformed
 from gofer.integration import Attachment, Author, Incoming, Parsed, Payload
-from gofer_telegram.chat import STOP, Place, offered, pressed, where
-from gofer_telegram.files import CONTENT, PASSED_ON, attachments, in_words
-from gofer_telegram.settings import Group, Settings
+from gofer_telegram.admission import CONTENT, PASSED_ON, attachments, in_words
+from gofer_telegram.client import STOP, Group, Place, Settings, offered, pressed, where
 
 CONTROLS = {"stop": "stop", "new": "new"}
 QUOTE_LIMIT = 4000

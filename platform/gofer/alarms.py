@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +60,7 @@ async def note_refused(platform: Platform) -> None:
     if not refused:
         return
     rows = [{"kind": REFUSED, "workspace_id": FIRST_WORKSPACE, "data": asdict(row)} for row in refused]
-    await platform.database.write(partial(log_of_events.record_many, rows=rows))
+    await platform.database.write(log_of_events.record_many, rows=rows)
 
 
 def refused_lately(connection: Connection) -> list[row_macs.RefusedRow]:
@@ -77,7 +76,7 @@ def refused_lately(connection: Connection) -> list[row_macs.RefusedRow]:
 async def examined(platform: Platform) -> Verdict:
     """The whole audit log looked at, up to its head and past the one this machine has seen."""
     seen = _seen(platform)
-    return await platform.database.read(partial(audit.verify, seen=seen))
+    return await platform.database.read(audit.verify, seen=seen)
 
 
 async def remember_head(platform: Platform, *, anew: bool = False) -> None:

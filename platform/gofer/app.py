@@ -110,8 +110,7 @@ from gofer.supervision import keep_record
 from gofer.tool import Tool
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
-from gofer.vault.redaction import Redactor
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Redactor, Secret
 from gofer_supervisor.system import notify_systemd
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ class Platform:
     async def reload_secrets(self) -> None:
         """Read secrets and connections again after one changed, and mask the new values from now on."""
         self.accounts.forget()
-        stored = await self.database.read(partial(all_secrets, vault=self.vault))
+        stored = await self.database.read(all_secrets, vault=self.vault)
         self.redactor.replace({**secrets_of_settings(self.settings), **stored})
 
     async def secret(self, name: str) -> str:
@@ -171,9 +170,7 @@ class Platform:
     async def keep_secret(self, name: str, value: str) -> None:
         """Keep a secret of the workspace, and mask it from now on."""
         await self.database.write(
-            partial(
-                put_secret, vault=self.vault, workspace_id=FIRST_WORKSPACE, name=name, value=Secret(value)
-            )
+            put_secret, vault=self.vault, workspace_id=FIRST_WORKSPACE, name=name, value=Secret(value)
         )
         await self.secrets_changed()
 
@@ -232,7 +229,7 @@ class Platform:
         while True:
             await asyncio.sleep(self.settings.catch_up_every)
             try:
-                made = await self.database.write(partial(ensure_catch_up, integrations=self._can_catch_up()))
+                made = await self.database.write(ensure_catch_up, integrations=self._can_catch_up())
             except GoferError as error:
                 log.warning("catchup.not_begun", error=str(error))
             else:
@@ -340,7 +337,7 @@ async def _open_vault(settings: Settings, database: Database) -> Vault:
     given = Secret(settings.master_key) if settings.master_key else None
     ring = await asyncio.to_thread(open_ring, settings.data_dir, value=given, ciphertext_exists=sealed)
     vault = Vault(ring)
-    if await database.write(partial(check_canary, vault=vault)):
+    if await database.write(check_canary, vault=vault):
         log.warning("key.not_in_use", fix="gofer key rotate")
     return vault
 
@@ -378,9 +375,7 @@ async def _join(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     if platform.settings.build:
         stack.callback(asyncio.create_task(keep_record(platform), name="supervisor").cancel)
     build = platform.settings.build
-    await platform.database.write(
-        partial(_record_start, owner=platform.owner, roles=platform.roles, build=build)
-    )
+    await platform.database.write(_record_start, owner=platform.owner, roles=platform.roles, build=build)
     stack.push_async_callback(_record_stop, platform)
 
 
@@ -403,12 +398,10 @@ def _record_start(connection: Connection, owner: str, roles: frozenset[str], bui
 async def _record_stop(platform: Platform) -> None:
     with contextlib.suppress(Exception):
         await platform.database.write(
-            partial(
-                log_of_events.record,
-                kind="process.stopped",
-                workspace_id=FIRST_WORKSPACE,
-                data={"process": platform.owner},
-            )
+            log_of_events.record,
+            kind="process.stopped",
+            workspace_id=FIRST_WORKSPACE,
+            data={"process": platform.owner},
         )
 
 

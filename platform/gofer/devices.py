@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select
@@ -146,17 +145,17 @@ class DeviceQuestions:
     async def handle(self, run: Run) -> Outcome:
         """Ask; when an owner approves, pair the device that was asked about."""
         claim = run.claim
-        device = await self.database.read(partial(find_device, id_=str(claim.payload["device"])))
+        device = await self.database.read(find_device, id_=str(claim.payload["device"]))
         if device is None or device.paired_at is not None:
             return Done()  # it was decided elsewhere
         # What was approved is in the question's signed row: this key, for these scopes.
         about = f"{DEVICE} {device.id} {device.scopes}"
-        given = await self.database.read(partial(answer_to, vault=self.vault, job_id=claim.id, call_id=about))
+        given = await self.database.read(answer_to, vault=self.vault, job_id=claim.id, call_id=about)
         if not given.asked or given.open:
             return await self._question(claim, device, about)
         if given.text != APPROVE:
             return Done(reason="" if given.text else "question.expired")
-        await self.database.write(partial(_approved, claim=claim, scopes=device.scopes, by=given.by))
+        await self.database.write(_approved, claim=claim, scopes=device.scopes, by=given.by)
         return Done()
 
     async def _question(self, claim: Claim, device: Row[Any], about: str) -> Outcome:
@@ -169,16 +168,14 @@ class DeviceQuestions:
         )
         connected = await self.accounts.all()
         return await self.database.read(
-            partial(
-                ask_role,
-                connected=connected,
-                role=OWNERS,
-                workspace_id=claim.workspace_id,
-                text=text,
-                about=about,
-                choices=(APPROVE, DECLINE),
-                expires_after=PENDING_LIFE,
-            )
+            ask_role,
+            connected=connected,
+            role=OWNERS,
+            workspace_id=claim.workspace_id,
+            text=text,
+            about=about,
+            choices=(APPROVE, DECLINE),
+            expires_after=PENDING_LIFE,
         )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.errors import Conflict
 from gofer.integration import Role
@@ -17,6 +16,7 @@ from gofer.sanitize import display_name
 from gofer.store import events as log
 from gofer.store import fast_sql, row_macs
 from gofer.store.db_time import now
+from gofer.store.fast_sql import upsert
 from gofer.store.ids import new_id
 from gofer.store.tables import (
     SCHEDULE,
@@ -249,9 +249,8 @@ def _count_guess(connection: Connection, connection_id: str, subject: str) -> No
 
 
 def _know(connection: Connection, connection_id: str, subject: str) -> None:
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     connection.execute(
-        dialect.insert(strangers)
+        upsert(connection.dialect.name, strangers)
         .values(connection_id=connection_id, subject=subject, guesses=0, guessing_since=0)
         .on_conflict_do_nothing(index_elements=["connection_id", "subject"])
     )

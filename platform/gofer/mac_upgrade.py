@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,7 +43,7 @@ async def begin_signing(settings: Settings, database: Database, vault: Vault) ->
     path, place = settings.data_dir / RECORD, place_of(settings)
     kept = _read(path).get(place, {}).get("key")
     recorded = settings.rows_key or kept
-    count = await database.write(partial(start, vault=vault, recorded=recorded, record=path))
+    count = await database.write(start, vault=vault, recorded=recorded, record=path)
     assert vault.mac_keys is not None
     if kept is None:
         _write(path, place, {"key": vault.mac_keys.id, "since": round(time.time())})

@@ -21,7 +21,7 @@ from gofer.store.backup import (
 )
 from gofer.store.sqlite import held
 from gofer.vault.keyring import KeyRing, ring_from_file, ring_from_value
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -33,10 +32,9 @@ from gofer.store.sqlite import held
 from gofer.supervision import give_signs_of_life, passed_socket
 from gofer.vault.redaction import Redactor
 from gofer.web.api import control_app
-from gofer.web.app import public_app
+from gofer.web.app import RequestLog, public_app
 from gofer.web.auth.client_address import Peers
 from gofer.web.auth.members import ensure_owner, first_owner, new_link, owner_has_password, somebody_signed_in
-from gofer.web.request_log import RequestLog
 from gofer.web.server import limit_for, listening
 from gofer.web.unix_socket import bind_socket, remove_socket, somebody_listens
 from gofer_supervisor.system import notify_systemd
@@ -179,7 +177,7 @@ async def _first_link(platform: Platform) -> str | None:
     if await platform.database.read(somebody_signed_in):
         return None
     owner = await platform.database.write(first_owner)
-    return await platform.database.write(partial(new_link, member_id=owner.id))
+    return await platform.database.write(new_link, member_id=owner.id)
 
 
 def _say_link(platform: Platform, link: str) -> None:

@@ -88,12 +88,12 @@ async def keep_record(platform: Platform) -> None:
         try:
             await record_spooled(database, vault, platform.redactor, spool)
             await record_commands(database, platform.settings.home_path)
-            decided = await database.read(partial(decided_questions, home=home))
+            decided = await database.read(decided_questions, home=home)
             for question_id, why in decided:
-                await database.write(partial(withdraw, vault=vault, question_id=question_id, why=why))
+                await database.write(withdraw, vault=vault, question_id=question_id, why=why)
             made = 0
             if await asyncio.to_thread(waiting_releases, home):
-                made = await database.write(partial(ask_about_waiting, vault=vault, home=home))
+                made = await database.write(ask_about_waiting, vault=vault, home=home)
             if decided or made:
                 platform.signals.wake(JOBS)
         except GoferError as error:
@@ -112,7 +112,7 @@ async def record_spooled(database: Database, vault: Vault, redactor: Redactor, s
         if event is not None:
             masked = redactor.redact_value(event)  # last lines may hold anything
             home = await asyncio.to_thread(home_id, Home(str(spool.parent)))
-            await database.write(partial(_record, vault=vault, number=number, event=masked, home=home))
+            await database.write(_record, vault=vault, number=number, event=masked, home=home)
         await asyncio.to_thread(partial(place.unlink, missing_ok=True))
 
 
@@ -123,7 +123,7 @@ async def record_commands(database: Database, home: Path) -> None:
     for place in await asyncio.to_thread(lambda: sorted((home / COMMANDS).glob("[0-9]*.json"))):
         command = await asyncio.to_thread(_read_command, place)
         if command is not None:
-            await database.write(partial(_audit, command=command, mark=place.stem))
+            await database.write(_audit, command=command, mark=place.stem)
         await asyncio.to_thread(partial(place.unlink, missing_ok=True))
 
 

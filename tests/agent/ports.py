@@ -25,8 +25,8 @@ from gofer.agent.limits import Scope, Short
 from gofer.agent.loop import Loop
 from gofer.agent.model import Model
 from gofer.agent.prices import load_prices
+from gofer.agent.tools.bash import Masker, NoMask
 from gofer.agent.tools.builtin import builtin_tools
-from gofer.agent.tools.output import Masker, NoMask
 from gofer.errors import Fenced
 from gofer.runs.agent_files import AgentSpec
 from gofer.runs.build import Ports, build

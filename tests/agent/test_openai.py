@@ -36,7 +36,7 @@ from gofer.secrets.secret_store import put_secret
 from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer_standins.loopback import serve
 from gofer_standins.openai import OpenAI, Reply
 from support.world import World as StoreWorld

@@ -21,14 +21,13 @@ from gofer.agent.interfaces import Ran, Surroundings
 from gofer.agent.outcome import Answered
 from gofer.agent.state import Call
 from gofer.agent.tools import registry
+from gofer.agent.tools.bash import MAX_CHARACTERS, MUCH, Glimpse, Masker
 from gofer.agent.tools.builtin import builtin_tools
-from gofer.agent.tools.output import MAX_CHARACTERS, MUCH, Glimpse, Masker
 from gofer.agent.tools.registry import Policy, ToolRegistry, ToolRunner, plugin_tools
 from gofer.errors import ConfigError
 from gofer.runs.agent_files import AgentSpec
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
-from gofer.vault.redaction import Redactor
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Redactor, Secret
 from gofer_standins.anthropic import call, calls, say
 from support.patience import patience
 

@@ -20,7 +20,7 @@ from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import ConfigError, Malformed, Refused, Unset
 from gofer.intake.receive import SECRET_HEADERS
 from gofer.integration import JobScope, Outgoing, Parsed, Request
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 TESTS = Path(__file__).parents[1]
 REGISTRY = IntegrationRegistry.installed()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gofer.connections.changes import add_connection
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from support.web_server import House
 
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "hello.md").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from gofer.connections.changes import add_connection
 from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import conversations, deliveries, events, jobs, messages, participants
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer.web.app import public_app
 from gofer.web.server import make_server
 from support.patience import patience

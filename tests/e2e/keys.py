@@ -11,7 +11,7 @@ from gofer.secrets.secret_store import put_secret, secret_place
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import secrets
 from gofer.vault.envelope import aad
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 NAME = "signing_key"
 

@@ -27,6 +27,11 @@ PR_SET_PDEATHSIG = 1
 PRELOADED = [
     "gofer.serve",
     "gofer.cli.commands",
+    "gofer.cli.serve",
+    "gofer.web.api.openapi",
+    "gofer.web.api.table",
+    "gofer.web.protocols.gateway",
+    "gofer.web.protocols.session",
     "gofer.store.migrations",
     "alembic.command",
     "gofer_hello",

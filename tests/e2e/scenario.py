@@ -28,7 +28,7 @@ from gofer.secrets.secret_store import put_secret
 from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.postgres import PostgresDatabase
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer_standins.hello import HelloService
 from support.patience import Deadline, patience
 from support.sqlite_template import with_tables

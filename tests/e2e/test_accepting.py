@@ -15,7 +15,7 @@ from e2e.door import KEY, Door, message, sign
 from e2e.keys import set_key
 from gofer.secrets.secret_store import put_secret
 from gofer.store.tables import JobState, conversations, deliveries, jobs, messages
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer.web.queries.deliveries import kept_content
 
 pytestmark = [

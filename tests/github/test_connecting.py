@@ -23,7 +23,7 @@ from gofer.integration import ConnectionContext
 from gofer.secrets.secret_store import put_secret
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import audit_entries
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer.web.auth.members import first_owner, new_link
 from gofer_github import integration
 from gofer_github.settings import Settings

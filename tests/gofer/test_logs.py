@@ -15,8 +15,7 @@ from python_multipart.multipart import MultipartParser
 
 from gofer.logs import goes_to_file, set_up_logs
 from gofer.settings import Settings
-from gofer.vault.redaction import Redactor
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Redactor, Secret
 from support.process_speed import log_plainly
 
 CANARY = "canary-in-the-log"

@@ -19,8 +19,7 @@ from gofer.supervision import (
     say_event,
     supervised_events,
 )
-from gofer.vault.redaction import Redactor
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Redactor, Secret
 from gofer_supervisor.home import Home
 from support.patience import patiently
 from support.world import World

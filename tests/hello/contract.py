@@ -12,7 +12,7 @@ import httpx2
 
 from contract.case import Case
 from gofer.integration import ConnectionContext, Request, sign_body
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer_hello import SIGNATURE, integration
 from support.hello_service import HelloService
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gofer.vault.redaction import Redactor
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Redactor, Secret
 from gofer_sandbox.encodings import MAX_SPELLED_OUT, encodings
 from gofer_sandbox.network.credential import Credential, Mask
 

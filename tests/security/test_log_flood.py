@@ -8,7 +8,7 @@ import time
 import httpx2
 import pytest
 
-from gofer.web import request_log
+from gofer.web import app as web
 from support.patience import Deadline
 from support.web_server import House
 
@@ -30,10 +30,10 @@ def told_until(capfd: pytest.CaptureFixture[str], event: str, count: int) -> lis
 
 
 def a_new_window(stranger: httpx2.Client, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(request_log, "WINDOW", 0.0)
+    monkeypatch.setattr(web, "WINDOW", 0.0)
     stranger.post(path) if path.startswith("/hooks/") else stranger.get(path)
     all_noted(stranger)
-    monkeypatch.setattr(request_log, "WINDOW", 3600.0)
+    monkeypatch.setattr(web, "WINDOW", 3600.0)
 
 
 def all_noted(stranger: httpx2.Client) -> None:
@@ -51,14 +51,14 @@ def test_refused_webhooks_are_told_a_few_times_and_then_counted(
         assert stranger.post("/hooks/nobody" if number % 2 else f"/hooks/nobody{number}").status_code == 401
     all_noted(stranger)
     told = len([line for line in lines_of("".join(capfd.readouterr()), "request") if "/hooks/" in line])
-    assert told <= request_log.MAX_LINES_OF_ADDRESS
+    assert told <= web.MAX_LINES_OF_ADDRESS
     # Whom we know is always told of, and so is what goes well.
     owner = house.api(house.token(house.owner()))
     for _ in range(3):
         assert owner.get("/jobs/987654321").status_code == 404
         assert stranger.get("/login").status_code == 200
     assert len(told_until(capfd, "request", 6)) == 6
-    monkeypatch.setattr(request_log, "WINDOW", 0.0)
+    monkeypatch.setattr(web, "WINDOW", 0.0)
     stranger.post("/hooks/nobody")
     (summary,) = told_until(capfd, "request.refused_many", 1)
     assert f"count={MANY - told}" in summary
@@ -75,24 +75,24 @@ def test_nor_do_pages_that_anybody_may_see_fill_the_log(
         assert stranger.get("/login").status_code == 200
     all_noted(stranger)
     told = len([line for line in lines_of("".join(capfd.readouterr()), "request") if "/login" in line])
-    assert 0 < told <= request_log.MAX_LINES_OF_PATH
-    monkeypatch.setattr(request_log, "WINDOW", 0.0)
+    assert 0 < told <= web.MAX_LINES_OF_PATH
+    monkeypatch.setattr(web, "WINDOW", 0.0)
     stranger.get("/login")
     (summary,) = told_until(capfd, "request.many", 1)
     assert f"count={MANY - told}" in summary
 
 
 async def test_a_window_is_not_ended_by_the_timer_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = request_log.StrangersLines(None, "request.many")
+    lines = web.StrangersLines(None, "request.many")
 
     def told() -> int:
         return sum(lines.may_tell({"type": "http"}, "/login") for _ in range(MANY))
 
-    monkeypatch.setattr(request_log, "WINDOW", 0.05)
+    monkeypatch.setattr(web, "WINDOW", 0.05)
     told()
-    monkeypatch.setattr(request_log, "WINDOW", 0.0)
+    monkeypatch.setattr(web, "WINDOW", 0.0)
     lines.may_tell({"type": "http"}, "/login")
-    monkeypatch.setattr(request_log, "WINDOW", 3600.0)
+    monkeypatch.setattr(web, "WINDOW", 3600.0)
     told()
     await asyncio.sleep(0.1)
     assert told() == 0

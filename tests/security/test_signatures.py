@@ -14,7 +14,7 @@ from gofer.doctor import examine
 from gofer.errors import Refused, Unset
 from gofer.integration import MAX_SIGNATURE_AGE, ConnectionContext, Integration, Request, sign_body
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer_hello import integration as hello
 from gofer_webchat import integration as webchat
 from support.web_server import House

@@ -17,7 +17,7 @@ from gofer.integration import sign_body
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
 from gofer.store.tables import deliveries, jobs, messages
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from support.github_scene import Scene, gofer
 from support.web_server import House
 

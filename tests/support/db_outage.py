@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from gofer.errors import StoreUnavailable
@@ -27,14 +28,14 @@ class Away:
 
     async def close(self) -> None: ...
 
-    async def write(self, verb: Any) -> Any:
-        return await self._while_there(self._database.write, verb)
+    async def write(self, verb: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return await self._while_there(self._database.write, partial(verb, *args, **kwargs))
 
-    async def write_one(self, verb: Any) -> Any:
-        return await self._while_there(self._database.write_one, verb)
+    async def write_one(self, verb: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return await self._while_there(self._database.write_one, partial(verb, *args, **kwargs))
 
-    async def read(self, verb: Any) -> Any:
-        return await self._while_there(self._database.read, verb)
+    async def read(self, verb: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return await self._while_there(self._database.read, partial(verb, *args, **kwargs))
 
     async def _while_there(self, go: Any, verb: Any) -> Any:
         if self.away:

@@ -24,7 +24,7 @@ from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import JobState, events, jobs
 from gofer.tool import ToolContext, ToolResult
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer.web.app import public_app
 from gofer.web.server import make_server
 from gofer_github import integration

@@ -20,13 +20,12 @@ from gofer.app import Platform, open_app
 from gofer.serve import _listen
 from gofer.settings import Settings
 from gofer.store.tables import agents, routes
-from gofer.web.app import public_app
+from gofer.web.app import RequestLog, public_app
 from gofer.web.auth import passwords
 from gofer.web.auth.members import add_member, first_owner, new_link
 from gofer.web.auth.passwords import Passwords
 from gofer.web.auth.principal import Role, Scope
 from gofer.web.auth.sessions import new_token
-from gofer.web.request_log import RequestLog
 from gofer.web.server import limit_for, listening
 from support.patience import patience
 from support.process_speed import new_loop

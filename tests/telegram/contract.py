@@ -11,10 +11,10 @@ import httpx2
 
 from contract.case import Case
 from gofer.integration import ConnectionContext, Request
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer_standins.telegram import TOKEN, Chat, Telegram
 from gofer_telegram import SECRET_HEADER, integration
-from gofer_telegram.settings import Settings
+from gofer_telegram.client import Settings
 from telegram.captured import NAME, update
 
 SECRET = "a-webhook-secret-of-the-tests"

@@ -23,7 +23,7 @@ from gofer.identity import grant_role, new_code
 from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import IS_UNSENT, LIVE, deliveries, in_state, jobs, replies
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer.web.app import public_app
 from gofer.web.server import listening as serving
 from gofer_standins.telegram import Chat, Message, Person, Telegram

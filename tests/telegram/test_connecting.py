@@ -23,14 +23,14 @@ from gofer.intake.polling import FIRST_PAUSE
 from gofer.secrets.secret_store import put_secret
 from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer.web.app import public_app
 from gofer.web.auth.members import first_owner, new_link
 from gofer.web.server import listening as serving
 from gofer_standins.telegram import Telegram
 from gofer_telegram import setup
 from gofer_telegram.client import CONFLICT
-from gofer_telegram.settings import Settings as TelegramSettings
+from gofer_telegram.client import Settings as TelegramSettings
 from gofer_telegram.updates import WANTED
 from support.patience import eventually
 from support.web_server import Browser, csrf_in

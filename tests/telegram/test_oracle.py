@@ -102,7 +102,7 @@ async def use_everything(house: House) -> None:
     """Have every method called that the integration calls."""
     from gofer.integration import Outgoing, Progress
     from gofer_standins.telegram.people import PNG
-    from gofer_telegram.files import send_files
+    from gofer_telegram.admission import send_files
 
     telegram = house.telegram
     ann, chat = await house.owner()

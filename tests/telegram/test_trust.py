@@ -16,9 +16,8 @@ from gofer.store.tables import conversations, jobs, questions
 from gofer_standins.anthropic import Anthropic, say
 from gofer_standins.loopback import serve as loopback
 from gofer_standins.telegram import Telegram
-from gofer_telegram.admission import trust_of
-from gofer_telegram.files import DOWNLOAD_LIMIT
-from gofer_telegram.settings import Group, Settings
+from gofer_telegram.admission import DOWNLOAD_LIMIT, trust_of
+from gofer_telegram.client import Group, Settings
 from support.patience import eventually
 from telegram.house import House, open_house
 

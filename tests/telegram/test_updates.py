@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from gofer.errors import Malformed, Refused, Unset
 from gofer.integration import ConnectionContext, Incoming, Parsed, Request
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer_telegram import integration
-from gofer_telegram.files import clean_name
-from gofer_telegram.settings import Settings
+from gofer_telegram.admission import clean_name
+from gofer_telegram.client import Settings
 from telegram.captured import ANN, FORUM, GROUP, NAME, UPDATES, update
 
 SECRETS = {"token": Secret("7000000001:AAH"), "webhook_secret": Secret("s3cret")}

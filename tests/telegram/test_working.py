@@ -24,7 +24,7 @@ from gofer.secrets.secret_store import put_secret
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
 from gofer.store.tables import ReplyState, jobs, questions, replies, showings, spends
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer_standins.anthropic import Anthropic, fault, say
 from gofer_standins.loopback import serve as loopback
 from gofer_standins.telegram import Chat, Telegram

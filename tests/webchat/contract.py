@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from contract.case import Case
 from gofer.integration import ConnectionContext, Request, sign_body
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer_standins import loopback
 from gofer_webchat import SIGNATURE, integration
 

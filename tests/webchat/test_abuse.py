@@ -12,7 +12,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gofer import live
-from gofer.agent.tools import output
+from gofer.agent.tools import bash
 from gofer.live import MAX_OUTPUT
 from gofer.web import client_socket, event_source, server
 from gofer.web.auth import guard
@@ -164,7 +164,7 @@ def test_who_does_not_read_is_cut_off_and_others_do_not_wait(
     monkeypatch.setattr(server, "READ_TIMEOUT", 0.3)
     # More than the kernel holds for a reader that does not read.
     monkeypatch.setattr(live, "MAX_OUTPUT", 10_000_000)
-    monkeypatch.setattr(output, "MUCH", 10_000_000)
+    monkeypatch.setattr(bash, "MUCH", 10_000_000)
     with visit.line() as line, deaf(visit, UPGRADE), deaf(visit, ""):
         line.say(
             "$ for i in $(seq 60); do head -c 100000 /dev/zero | tr '\\0' x; echo; sleep 0.02; done; echo over"

@@ -14,7 +14,7 @@ from gofer.runs.model_keys import ModelKeys
 from gofer.secrets.secret_store import delete_secret, secrets_of
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import connections
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer.web import onboarding
 from gofer_standins import loopback
 from gofer_standins.anthropic import Anthropic, say

@@ -32,7 +32,7 @@ from gofer.agent.loop_detection import LoopFinding, detect_loop
 from gofer.agent.model import Block, Model
 from gofer.agent.outcome import PAUSED, Answered, Asked, Delegated, Failed, Outcome, Stopped
 from gofer.agent.state import Listener, Recorder, recalled_block, texts
-from gofer.agent.tools.output import Masker
+from gofer.agent.tools.bash import Masker
 from gofer.agent.transcript import MAX_TEXT, note, quotes, render
 from gofer.agent.turn import ModelCall, ToolCalls
 
@@ -231,24 +231,22 @@ class NewInput:
     """… and with them."""
 
 
+@dataclass(eq=False, repr=False)
 class TurnInput:
     """Collects what is new to the model at a turn: messages that may steer it, and our own notes."""
 
-    def __init__(
-        self, record: Recorder, context: Context, inbox: Inbox, memories: Memories | None = None
-    ) -> None:
-        self._record = record
-        self._context = context
-        self._inbox = inbox
-        self._memories = memories
+    record: Recorder
+    context: Context
+    inbox: Inbox
+    memories: Memories | None = None
 
     async def start(self, covers: Covers) -> dict[str, Any]:
         """The data of the first event. The run works for the most trusted of those who woke it."""
-        unread = await self._inbox.unread(covers.read_seq)
+        unread = await self.inbox.unread(covers.read_seq)
         waking = [said for said in unread if said.addressed] or unread
         woken_by = max(waking, key=lambda said: rank(said.trust), default=None)
         trust: Trust = woken_by.trust if woken_by else "unknown"
-        after, to = await self._context.start(covers.read_seq)
+        after, to = await self.context.start(covers.read_seq)
         return {
             "trust": trust,
             "woken_by": woken_by.author if woken_by else "",
@@ -275,17 +273,17 @@ class TurnInput:
 
     async def _remind(self, said: Sequence[ConversationMessage]) -> tuple[list[Piece], str]:
         """What memory has to say to the beginning of a run."""
-        state = self._record.state
+        state = self.record.state
         asked = "\n".join(one.text for one in said if one.addressed and self._steers(one))
-        if self._memories is None or state.rounds or not asked.strip():
+        if self.memories is None or state.rounds or not asked.strip():
             return [], ""
-        narrowed = any(one.has_strangers_words for one in said) or await self._context.tainted(state)
-        found = await self._memories.remind(asked, history_after=state.history_after, narrowed=narrowed)
+        narrowed = any(one.has_strangers_words for one in said) or await self.context.tainted(state)
+        found = await self.memories.remind(asked, history_after=state.history_after, narrowed=narrowed)
         return reminder(found, REMINDER_TOKENS, text_size)
 
     async def turn(self, heard: NewInput, go: Go) -> dict[str, Any]:
         """The data of the event with which a turn starts."""
-        state = self._record.state
+        state = self.record.state
         blocks = heard.blocks + [note(one.text) for one in go.notes]
         # The journal keeps what was recalled by its id: purging a memory takes it out of every run that has seen it.
         kept = [block for block in blocks if not heard.content or block != recalled_block(heard.content)]
@@ -297,9 +295,9 @@ class TurnInput:
             "content": heard.content,
             "included_to": heard.said[-1].seq if heard.said else state.included_to,
             "reserved": go.reserve,
-            "size": await self._context.raw_size(state, blocks),
+            "size": await self.context.raw_size(state, blocks),
             "notes": [one.code for one in (*heard.notes, *go.notes) if one.code],
-            "narrowed": strangers or (not state.rounds and await self._context.tainted(state)),
+            "narrowed": strangers or (not state.rounds and await self.context.tainted(state)),
             "awaited": heard.awaited,
             "asker": self._asker(heard.said),
             "wrap_up": {"code": go.wrap_up.code, "sentence": go.wrap_up.sentence} if go.wrap_up else None,
@@ -308,11 +306,11 @@ class TurnInput:
     def _asker(self, said: Sequence[ConversationMessage]) -> str:
         """The identity of whoever asked last: one of these messages' authors, or the one before."""
         asking = [one.identity for one in said if one.addressed and self._steers(one)]
-        return asking[-1] if asking else self._record.state.asker
+        return asking[-1] if asking else self.record.state.asker
 
     async def _news(self) -> Sequence[ConversationMessage]:
         """New messages up to the last one that may steer this run; later ones wait for a run of their own."""
-        unread = await self._inbox.unread(self._record.state.included_to)
+        unread = await self.inbox.unread(self.record.state.included_to)
         steering = [index for index, said in enumerate(unread) if self._steers(said)]
         if not steering:
             return []
@@ -327,12 +325,12 @@ class TurnInput:
     def _steers(self, said: ConversationMessage) -> bool:
         """Whether a message may steer the run: not one of a less trusted person, nor a schedule's in a run that
         somebody waits for."""
-        state = self._record.state
+        state = self.record.state
         return not quotes(said.trust, state.trust) and (state.background or not said.background)
 
     def _last_words(self) -> list[Note]:
         """What to tell the model about how its last answer ended."""
-        state = self._record.state
+        state = self.record.state
         last = state.rounds[-1] if state.rounds else None
         if last is None or not last.stop or last.calls:
             return []
@@ -341,5 +339,5 @@ class TurnInput:
         return [CONTINUE] if last.answer else [EMPTY]
 
     def _blocks(self, said: Sequence[ConversationMessage]) -> list[Block]:
-        state = self._record.state
+        state = self.record.state
         return [block for one in said for block in render(one, state.trust)]

@@ -17,11 +17,20 @@ from gofer.agent.conversation import ConversationMessage, Delegations, Inbox, Qu
 from gofer.agent.interfaces import Context, Limits, Ran, Surroundings, Tools
 from gofer.agent.limits import Go, Halt
 from gofer.agent.loop_detection import call_sig, result_sig
-from gofer.agent.model import Attempted, Block, Delta, Model, ModelError, ModelRequest, Turn, Usage
-from gofer.agent.models.output import with_unique_ids
+from gofer.agent.model import (
+    Attempted,
+    Block,
+    Delta,
+    Model,
+    ModelError,
+    ModelRequest,
+    Turn,
+    Usage,
+    with_unique_ids,
+)
 from gofer.agent.outcome import Asked, Delegated, Failed
 from gofer.agent.state import Call, Recorder
-from gofer.agent.tools.output import Masker, Masking
+from gofer.agent.tools.bash import Masker, Masking
 from gofer.agent.transcript import OUTCOME_UNKNOWN, name, plain, quotes
 from gofer.tool import NewTask, Question, Tier, ToolResult
 

@@ -10,11 +10,9 @@ import typer
 
 from gofer.cli.client import call
 from gofer.cli.exit_codes import USAGE, CommandFailed
-from gofer.cli.output import AsJson, show, table
+from gofer.cli.output import AsJson, group, show, table
 
-app = typer.Typer(
-    help="Agents: who answers, with which model and tools.", no_args_is_help=True, rich_markup_mode=None
-)
+app = group("Agents: who answers, with which model and tools.")
 
 Name = Annotated[str, typer.Argument(help="The agent's name.", show_default=False)]
 

@@ -10,13 +10,9 @@ import typer
 
 from gofer.cli.client import LONGEST_ANSWER, call
 from gofer.cli.exit_codes import FAILED, CommandFailed
-from gofer.cli.output import AsJson, ago, count, show, table
+from gofer.cli.output import AsJson, ago, count, group, show, table
 
-app = typer.Typer(
-    help="The audit log: who asked for which change.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group("The audit log: who asked for which change.")
 
 
 @app.command("list")

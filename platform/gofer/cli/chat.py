@@ -130,12 +130,12 @@ class _Talk:
         return taken
 
     async def answer(self, question_id: str, text: str) -> None:
-        """Answer a question that a run waits with."""
+        """Answer a question that a run has asked."""
         await self._api.ask("POST", f"/questions/{question_id}/answer", json={"text": text})
         self.replies = []
 
     def is_new(self, item: dict[str, Any]) -> bool:
-        """Whether this item has not been looked at before: each comes again when anything about its run changes."""
+        """Whether this item is new. Each item comes again when anything about its run changes."""
         new = item["id"] not in self._seen
         self._seen.add(item["id"])
         return new
@@ -162,7 +162,7 @@ class _Talk:
         return bool(answered) and (state == "idle" or (state == "waiting" and bool(self.open_questions())))
 
     def _keep(self, item: dict[str, Any]) -> None:
-        """A reply comes again when its question was answered."""
+        """Keep a reply once: it comes again when its question was answered."""
         self.replies = [each for each in self.replies if each["id"] != item["id"]] + [item]
 
     async def _place_of_now(self) -> str:

@@ -2,48 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
-
-from gofer.cli import (
-    agents,
-    audit,
-    backup,
-    chat,
-    connections,
-    conversations,
-    costs,
-    deliveries,
-    demo,
-    devices,
-    goals,
-    instance,
-    jobs,
-    key,
-    link,
-    logs,
-    mcp,
-    members,
-    memory,
-    questions,
-    rows,
-    runtimes,
-    schedules,
-    secrets,
-    selfcheck,
-    serve,
-    shells,
-    tokens,
-    up,
-    update,
-)
 
 
 def _say_version(asked: bool) -> None:
     if asked:
-        instance.version()
+        load(COMMANDS["version"])()
         raise typer.Exit
 
 
@@ -56,54 +24,44 @@ def gofer(
     """What may stand before a command."""
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "serve": serve.serve,
-    "web": serve.web,
-    "up": up.up,
-    "worker": serve.worker,
-    "demo": demo.demo,
-    "say": chat.say,
-    "chat": chat.chat,
-    "status": instance.status,
-    "doctor": instance.doctor,
-    "version": instance.version,
-    "migrate": instance.migrate,
-    "selfcheck": selfcheck.selfcheck,
-    "replay": deliveries.replay,
-    "backup": backup.backup,
-    "restore": backup.restore,
-    "purge": conversations.purge,
-    "link": link.link,
-    "logs": logs.logs,
-    "costs": costs.costs,
+COMMANDS = {
+    "serve": "serve.serve",
+    "web": "serve.web",
+    "up": "up.up",
+    "worker": "serve.worker",
+    "demo": "demo.demo",
+    "say": "chat.say",
+    "chat": "chat.chat",
+    "status": "instance.status",
+    "doctor": "instance.doctor",
+    "version": "instance.version",
+    "migrate": "instance.migrate",
+    "selfcheck": "selfcheck.selfcheck",
+    "replay": "deliveries.replay",
+    "backup": "backup.backup",
+    "restore": "backup.restore",
+    "purge": "conversations.purge",
+    "link": "link.link",
+    "logs": "logs.logs",
+    "costs": "costs.costs",
 }
-NOUNS = {
-    "connections": connections.app,
-    "secrets": secrets.app,
-    "key": key.app,
-    "jobs": jobs.app,
-    "deliveries": deliveries.app,
-    "conversations": conversations.app,
-    "questions": questions.app,
-    "schedules": schedules.app,
-    "agents": agents.app,
-    "shells": shells.app,
-    "goals": goals.app,
-    "memory": memory.app,
-    "mcp": mcp.app,
-    "runtimes": runtimes.app,
-    "members": members.app,
-    "devices": devices.app,
-    "tokens": tokens.app,
-    "audit": audit.app,
-    "rows": rows.app,
-    "update": update.app,
-}
+"""Commands of one word, and the functions that do them."""
+NOUNS = (
+    "connections", "secrets", "key", "jobs", "deliveries", "conversations", "questions", "schedules", "agents",
+    "shells", "goals", "memory", "mcp", "runtimes", "members", "devices", "tokens", "audit", "rows", "update",
+)  # fmt: skip
+"""Groups of commands, each the `app` of the module of that name."""
+
+
+def load(name: str) -> Any:
+    """What a module of the command line holds, such as `jobs.app`. A command loads its own module alone."""
+    module, _, attribute = name.partition(".")
+    return getattr(import_module(f"gofer.cli.{module}"), attribute)
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
     """The app that understands the arguments of a call: with one command when they name it, or with all of them. To
-    read the signatures of all takes longer than most commands."""
+    load all of them takes longer than most commands."""
     app = typer.Typer(
         name="gofer",
         help="Gofer takes work from where people talk and has an agent do it.",
@@ -117,8 +75,8 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
     named = arguments[0] if arguments and arguments[0] in {*COMMANDS, *NOUNS} else None
     for name, command in COMMANDS.items():
         if named in (None, name):
-            app.command(name)(command)
-    for name, noun in NOUNS.items():
+            app.command(name)(load(command))
+    for name in NOUNS:
         if named in (None, name):
-            app.add_typer(noun, name=name)
+            app.add_typer(load(f"{name}.app"), name=name)
     return app

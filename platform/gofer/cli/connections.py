@@ -18,13 +18,9 @@ import typer
 from gofer.cli.client import Api, call, with_api
 from gofer.cli.exit_codes import FAILED, USAGE, CommandFailed
 from gofer.cli.input import may_prompt, prompt_secret, read_secret
-from gofer.cli.output import AsJson, ago, facts, plain, show, table
+from gofer.cli.output import AsJson, ago, facts, group, plain, show, table
 
-app = typer.Typer(
-    help="Connections: the accounts of outside services that Gofer uses.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group("Connections: the accounts of outside services that Gofer uses.")
 
 Id = Annotated[str, typer.Argument(help="The connection's id or name.", show_default=False)]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting. Repeatable.")]
@@ -220,7 +216,7 @@ def _print_one(found: dict[str, Any]) -> None:
 
 
 def _insist_on_health(found: dict[str, Any]) -> None:
-    """It is made, but does not work yet: a script should know."""
+    """Exit with an error when the connection was made but does not work yet, so that a script knows."""
     if found.get("health") and not found["health"]["ok"]:
         raise CommandFailed(
             f"The connection is kept, but its service says: {found['health']['line']}", FAILED

@@ -8,9 +8,9 @@ import typer
 
 from gofer.cli.client import call
 from gofer.cli.input import confirm
-from gofer.cli.output import AsJson, ago, show, table
+from gofer.cli.output import AsJson, ago, group, show, table
 
-app = typer.Typer(help="Conversations: where people talk.", no_args_is_help=True, rich_markup_mode=None)
+app = group("Conversations: where people talk.")
 
 
 @app.command("list")

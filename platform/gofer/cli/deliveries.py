@@ -11,9 +11,9 @@ import typer
 
 from gofer.cli.client import call
 from gofer.cli.exit_codes import USAGE, CommandFailed
-from gofer.cli.output import AsJson, ago, facts, show, table
+from gofer.cli.output import AsJson, ago, facts, group, show, table
 
-app = typer.Typer(help="Deliveries: the requests that came in.", no_args_is_help=True, rich_markup_mode=None)
+app = group("Deliveries: the requests that came in.")
 
 Id = Annotated[int, typer.Argument(help="The delivery's number.", show_default=False)]
 Again = Annotated[bool, typer.Option("--again", help="Treat it as new although it came before.")]

@@ -31,7 +31,7 @@ def demo(as_json: AsJson = False) -> None:
 
 
 def play_before_serving() -> None:
-    """Play it for who starts Gofer for the first time; whatever comes of it, Gofer is served afterwards."""
+    """Play the demo at the very first start. Gofer is served afterwards, whatever the result."""
     print(
         "First a demo, on a throw-away instance: about ten seconds, once. `gofer demo` plays it again.",
         flush=True,

@@ -1,4 +1,4 @@
-"""`gofer devices`: with which programs connect over OpenClaw's gateway protocol."""
+"""`gofer devices`: keys with which programs connect over OpenClaw's gateway protocol."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from gofer.cli.client import call
-from gofer.cli.output import AsJson, ago, refusable, show, table
+from gofer.cli.output import AsJson, ago, group, refusable, show, table
 from gofer.errors import ConfigError
 
-app = typer.Typer(
-    help="Devices of programs that speak OpenClaw's gateway protocol.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group("Devices of programs that speak OpenClaw's gateway protocol.")
 
 
 @app.command("list")
@@ -108,7 +104,7 @@ def _whole_id(given: str) -> str:
 
 
 def new_key() -> dict[str, str]:
-    """A new key of a device, in the forms that its files and the server want."""
+    """Make a device's key, in the forms that its files and the server want."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
@@ -129,7 +125,7 @@ def new_key() -> dict[str, str]:
 
 
 def write_identity(folder: Path, key: dict[str, str], made: dict[str, Any]) -> None:
-    """Write what only its owner may read."""
+    """Write the device's key and token into files that only their owner may read."""
     device = {"version": 1, "deviceId": key["id"], "publicKeyPem": key["public_pem"]}
     device["privateKeyPem"] = key["private_pem"]
     operator = {"token": made["token"], "role": "operator", "scopes": made["scopes"]}

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from gofer.cli.client import call
-from gofer.cli.output import AsJson, ago, plain, show, table
+from gofer.cli.output import AsJson, ago, group, plain, show, table
 
-app = typer.Typer(help="Goals: larger things that are planned, done and reported.", no_args_is_help=True,
-                  rich_markup_mode=None)  # fmt: skip
+app = group("Goals: larger things that are planned, done and reported.")
 Id = Annotated[str, typer.Argument(help="The goal's id.", show_default=False)]
 
 
@@ -38,7 +37,7 @@ def list_all(
             f"{each['tasks_done']}/{each['task_count']}",
             f"${each['spent']:.4f}",
             ago(each["created_at"]),
-            _first_line(each["text"]),
+            (plain(" ".join(each["text"].split()))[:60] or "(purged)"),
         )
         for each in found["goals"]
     ]
@@ -155,10 +154,6 @@ def tell(
 def _steer(goal: str, verb: str, as_json: bool) -> None:
     done = call("POST", f"/goals/{goal}/{verb}")
     show(done, as_json, lambda: print(f"{goal} is {done['state']}."))
-
-
-def _first_line(text: str) -> str:
-    return plain(" ".join(text.split()))[:60] or "(purged)"
 
 
 def _what(task: dict[str, Any]) -> str:

@@ -67,7 +67,7 @@ def prompt_secret(label: str) -> str:
 
 
 def confirm(question: str) -> None:
-    """Ask before something that cannot be undone; without a terminal, `--yes` must have said so."""
+    """Ask before something that cannot be undone. Without a terminal, `--yes` is required."""
     if not may_prompt():
         raise CommandFailed(f"{question} Say --yes to do it without being asked.", USAGE)
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from gofer.cli.output import AsJson, ago, facts, plain, show, table
 from gofer.cli.update import failed
 
 PROMPTLY = 5.0
-"""Seconds after which a server that was asked whether it runs does not: it hangs, or was stopped."""
+"""Seconds that a server has to say that it runs. One that takes longer hangs, or was stopped."""
 SIGNS = {"ok": "ok  ", "note": "note", "warning": "warn", "error": "FAIL"}
 
 
@@ -107,7 +107,7 @@ def _seconds(figure: float | None) -> str:
 
 
 def _require_server() -> None:
-    """For health checks: a server that does not listen is told at once, and the store is left alone."""
+    """For health checks: say at once when no server listens, and leave the store alone."""
     from gofer.settings import load_settings
     from gofer.web.unix_socket import somebody_listens
 
@@ -187,7 +187,7 @@ def doctor(
 
 
 async def _mend() -> list[str]:
-    """First what is seen from outside, then every connection that is not well."""
+    """Fix what is seen from outside first, then every connection that is not well."""
     from gofer.doctor import mend
     from gofer.errors import GoferError
     from gofer.settings import load_settings
@@ -216,7 +216,7 @@ async def _set_up_again(api: Api) -> list[str]:
 
 
 async def _examine(*, call: bool) -> list[dict[str, Any]]:
-    """First what can be seen from outside, then what the platform says, if it can be opened at all."""
+    """Check what can be seen from outside first, then what the platform says, if it can be opened at all."""
     from gofer.doctor import Finding, found_wrong, look_around
     from gofer.errors import GoferError
     from gofer.settings import load_settings

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from gofer.cli.client import call
-from gofer.cli.output import AsJson, ago, facts, plain, show, table
+from gofer.cli.output import AsJson, ago, facts, group, plain, show, table
 from gofer.cli.runtimes import HOP, hop_row
 
-app = typer.Typer(help="Jobs: work that waits, runs or is done.", no_args_is_help=True, rich_markup_mode=None)
+app = group("Jobs: work that waits, runs or is done.")
 
 ENDLESS = 1_000_000
 """As many tries as polling and setting up have: they go on for as long as their connection is there."""

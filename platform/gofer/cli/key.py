@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import typer
-
 from gofer.cli.client import LONGEST_ANSWER, call
-from gofer.cli.output import AsJson, count, facts, show
+from gofer.cli.output import AsJson, count, facts, group, show
 
-app = typer.Typer(
-    help="The master key, which everything is encrypted with.", no_args_is_help=True, rich_markup_mode=None
-)
+app = group("The master key, which everything is encrypted with.")
 
 
 @app.command("show")

@@ -60,7 +60,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _followed(path: Path) -> Iterator[str]:
-    """Lines as they come, also into the file that takes the place of a full one."""
+    """Lines as they are written, also to the next file when the log is rotated."""
     file = path.open(encoding="utf-8", errors="replace")
     file.seek(0, 2)
     part = ""

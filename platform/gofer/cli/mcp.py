@@ -11,16 +11,12 @@ import typer
 
 from gofer.cli.client import LONGEST_ANSWER, call, server_client
 from gofer.cli.exit_codes import FAILED, USAGE, CommandFailed
-from gofer.cli.output import AsJson, plain, show, table
+from gofer.cli.output import AsJson, group, plain, show, table
 
 if TYPE_CHECKING:
     from gofer.settings import Settings
 
-app = typer.Typer(
-    help="MCP: Gofer for other people's agents, and servers for Gofer's agents.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group("MCP: Gofer for other people's agents, and servers for Gofer's agents.")
 
 
 Agent = Annotated[str, typer.Argument(help="The agent's name.", show_default=False)]

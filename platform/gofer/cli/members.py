@@ -10,9 +10,9 @@ import typer
 from gofer.cli.client import call
 from gofer.cli.exit_codes import USAGE, CommandFailed
 from gofer.cli.input import confirm, may_prompt, prompt_secret, read_secret
-from gofer.cli.output import AsJson, ago, refusable, show, table
+from gofer.cli.output import AsJson, ago, group, refusable, show, table
 
-app = typer.Typer(help="Members: who may sign in.", no_args_is_help=True, rich_markup_mode=None)
+app = group("Members: who may sign in.")
 
 Name = Annotated[str, typer.Argument(help="The member's name.", show_default=False)]
 Role = Annotated[

@@ -11,12 +11,12 @@ import typer
 from gofer.cli.client import call
 from gofer.cli.exit_codes import USAGE, CommandFailed
 from gofer.cli.input import read_text
-from gofer.cli.output import AsJson, ago, harmless, plain, show, table
+from gofer.cli.output import AsJson, ago, group, harmless, plain, show, table
 
 MAX_IMPORT = 8 * 1024 * 1024
 """Bytes of a file to import."""
 
-app = typer.Typer(help="Memory: what agents remember.", no_args_is_help=True, rich_markup_mode=None)
+app = group("Memory: what agents remember.")
 
 
 @app.command()

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 
 _UNQUOTED = re.compile(r"[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
-"""What JSON leaves as it is and a terminal may obey; it stands in strings alone, where it can be written otherwise."""
+"""Characters that JSON leaves as they are and a terminal may obey. They occur in strings alone, where they can be
+escaped."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -34,6 +35,11 @@ COLOURS = {
 }
 
 
+def group(purpose: str) -> typer.Typer:
+    """A group of commands, such as those of `gofer jobs`."""
+    return typer.Typer(help=purpose, no_args_is_help=True, rich_markup_mode=None)
+
+
 def show(data: Any, as_json: bool, in_words: Callable[[], None]) -> None:
     """Print an answer the way it was asked for."""
     if as_json:
@@ -44,7 +50,7 @@ def show(data: Any, as_json: bool, in_words: Callable[[], None]) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str = "None.") -> None:
-    """Print rows under their headings; whole when it is not for a terminal."""
+    """Print rows under their headings. Cells are never cut when the output is not a terminal."""
     if not rows:
         print(empty)
         return
@@ -90,7 +96,7 @@ def _visible(char: str) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """So many of something."""
+    """A number with its noun: `1 job`, `2 jobs`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 

@@ -9,11 +9,11 @@ import typer
 
 from gofer.cli.client import call
 from gofer.cli.exit_codes import CommandFailed
-from gofer.cli.output import AsJson, ago, plain, show, table
+from gofer.cli.output import AsJson, ago, group, plain, show, table
 
 MAX_SHOWN = 200
 
-app = typer.Typer(help="Questions that runs have asked people.", no_args_is_help=True, rich_markup_mode=None)
+app = group("Questions that runs have asked people.")
 
 
 @app.command("list")

@@ -9,13 +9,9 @@ import typer
 
 from gofer.cli.client import LONGEST_ANSWER, call
 from gofer.cli.exit_codes import USAGE, CommandFailed
-from gofer.cli.output import AsJson, count, show, table
+from gofer.cli.output import AsJson, count, group, show, table
 
-app = typer.Typer(
-    help="Rows that are refused because somebody other than Gofer wrote them.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group("Rows that are refused because somebody other than Gofer wrote them.")
 
 
 @app.command("list")

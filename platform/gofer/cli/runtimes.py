@@ -14,14 +14,12 @@ import typer
 
 from gofer.cli.client import call, server_client
 from gofer.cli.exit_codes import USAGE, CommandFailed
-from gofer.cli.output import AsJson, ago, facts, plain, show, table
+from gofer.cli.output import AsJson, ago, facts, group, plain, show, table
 
 if TYPE_CHECKING:
     from gofer.runtime_host.configuration import HostSettings
 
-app = typer.Typer(
-    help="Runtimes: external agents, and waking them.", no_args_is_help=True, rich_markup_mode=None
-)
+app = group("Runtimes: external agents, and waking them.")
 Name = Annotated[str, typer.Argument(help="The runtime's name.", show_default=False)]
 Conversation = Annotated[str, typer.Argument(help="The conversation's id.", show_default=False)]
 Agent = Annotated[str, typer.Argument(help="The agent's name.", show_default=False)]

@@ -1,4 +1,4 @@
-"""`gofer schedules`: jobs made, and words said to an agent, again and again."""
+"""`gofer schedules`: messages to an agent, or jobs, at regular times."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ import typer
 
 from gofer.cli.client import call
 from gofer.cli.exit_codes import USAGE, CommandFailed
-from gofer.cli.output import AsJson, ago, show, table
+from gofer.cli.output import AsJson, ago, group, show, table
 
-app = typer.Typer(
-    help="Schedules: messages to an agent, or jobs, at regular times.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group("Schedules: messages to an agent, or jobs, at regular times.")
 
 
 @app.command("list")

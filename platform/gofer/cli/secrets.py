@@ -9,13 +9,9 @@ import typer
 from gofer.cli.client import call
 from gofer.cli.exit_codes import FAILED, CommandFailed
 from gofer.cli.input import may_prompt, prompt_secret, read_secret
-from gofer.cli.output import AsJson, ago, show, table
+from gofer.cli.output import AsJson, ago, group, show, table
 
-app = typer.Typer(
-    help="Secrets: set, list and delete them. A value is never shown.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group("Secrets: set, list and delete them. A value is never shown.")
 
 Name = Annotated[str, typer.Argument(help="The secret's name.", show_default=False)]
 Owner = Annotated[

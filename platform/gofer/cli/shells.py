@@ -7,11 +7,9 @@ from typing import Annotated
 import typer
 
 from gofer.cli.client import call
-from gofer.cli.output import AsJson, ago, show, table
+from gofer.cli.output import AsJson, ago, group, show, table
 
-app = typer.Typer(
-    help="Shells: the sandboxed sessions of conversations.", no_args_is_help=True, rich_markup_mode=None
-)
+app = group("Shells: the sandboxed sessions of conversations.")
 
 Conversation = Annotated[str, typer.Argument(help="The conversation's id.", show_default=False)]
 Agent = Annotated[str, typer.Argument(help="The agent's name or id.", show_default=False)]

@@ -1,4 +1,4 @@
-"""`gofer tokens`: with which programs use the API."""
+"""`gofer tokens`: tokens with which programs use the API."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from gofer.cli.client import call
-from gofer.cli.output import AsJson, ago, refusable, show, table
+from gofer.cli.output import AsJson, ago, group, refusable, show, table
 
-app = typer.Typer(help="Tokens for programs that use the API.", no_args_is_help=True, rich_markup_mode=None)
+app = group("Tokens for programs that use the API.")
 
 
 @app.command("list")

@@ -12,17 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gofer.cli.exit_codes import FAILED, CommandFailed
-from gofer.cli.output import AsJson, ago, facts, plain, show, table
+from gofer.cli.output import AsJson, ago, facts, group, plain, show, table
 
 if TYPE_CHECKING:
     from gofer.settings import Settings
     from gofer_supervisor.home import Home
 
-app = typer.Typer(
-    help="Releases that `gofer up` runs: stage, deploy and take them back.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group("Releases that `gofer up` runs: stage, deploy and take them back.")
 
 LOOK_EVERY = 0.2
 GONE_FOR = 60.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -62,18 +61,18 @@ async def answer_goal(
     here: dict[str, Any] = {"vault": vault, "claim": claim}
     try:
         if read.message.command == "goals" or _LIST.fullmatch(words):
-            return await database.read(partial(_listed, **here))
+            return await database.read(_listed, **here)
         if (steered := _VERB.fullmatch(words)) is not None:
             verb = VERBS[steered[1].lower()]
-            return await database.write(partial(_steer, **here, read=read, verb=verb, which=steered[2]))
+            return await database.write(_steer, **here, read=read, verb=verb, which=steered[2])
         if (told := _TELL.fullmatch(words)) is not None:
             which, said = told[1], (told[2] or told[3]).strip()
-            return await database.write(partial(_tell, **here, read=read, which=which, words=said))
+            return await database.write(_tell, **here, read=read, which=which, words=said)
         if not words.strip("+ "):
             return WHAT
         elsewhere = await asyncio.to_thread(agents_elsewhere, settings)
         asked: dict[str, Any] = {"settings": settings, "read": read, "text": words, "elsewhere": elsewhere}
-        said = await database.write(partial(goal_of_message, **here, **asked))
+        said = await database.write(goal_of_message, **here, **asked)
         crash_point("goal.asked")
         return said
     except GoferError as error:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Set
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -139,46 +140,35 @@ UNHEARD = (
 )
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CommandHandler:
     """Handles reception jobs."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        database: Database,
-        vault: Vault,
-        accounts: LoadedConnections,
-        admitter: Admitter,
-        signals: Signals,
-        keys: ModelKeys,
-        recall: Recall,
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._vault = vault
-        self._accounts = accounts
-        self._admitter = admitter
-        self._signals = signals
-        self._keys = keys
-        self._recall = recall
+    settings: Settings
+    database: Database
+    vault: Vault
+    accounts: LoadedConnections
+    admitter: Admitter
+    signals: Signals
+    keys: ModelKeys
+    recall: Recall
 
     async def handle(self, run: Run) -> Outcome:
         """Answer one command or press."""
         claim = run.claim
         seq = int(claim.payload["seq"])
         try:
-            read = await self._database.read(
-                partial(read_one, vault=self._vault, conversation_id=str(claim.conversation_id), seq=seq)
+            read = await self.database.read(
+                read_one, vault=self.vault, conversation_id=str(claim.conversation_id), seq=seq
             )
             if read is None or read.connection_id is None:
                 return Done()
-            connected = await self._accounts.get(read.connection_id)
+            connected = await self.accounts.get(read.connection_id)
             if (paired := await self._pair(claim, read, connected)) is not None:
                 return paired
             if (linked := await self._link(claim, read, connected)) is not None:
                 return linked
-            (read,) = await self._admitter.admit(claim, [read])
+            (read,) = await self.admitter.admit(claim, [read])
             return await self._answer(claim, read, connected)
         except Temporary as error:
             after = error.retry_after
@@ -200,7 +190,7 @@ class CommandHandler:
             code=message.arguments[:64],
         )
         try:
-            role = await self._database.write(verb)
+            role = await self.database.write(verb)
         except TooManyGuesses as error:
             log.warning("pairing.locked", connection=connected.account.id, error=str(error))
             return Done()
@@ -228,7 +218,7 @@ class CommandHandler:
             name="" if message.private else message.author.name,
         )
         try:
-            linked = await self._database.write(verb)
+            linked = await self.database.write(verb)
         except TooManyGuesses as error:
             log.warning("pairing.locked", connection=connected.account.id, error=str(error))
             return Done()
@@ -239,7 +229,7 @@ class CommandHandler:
     async def _new_link(self, claim: Claim, read: StoredMessage) -> str:
         if not read.message.private:
             return NOT_HERE
-        connected = await self._accounts.get(str(read.connection_id))
+        connected = await self.accounts.get(str(read.connection_id))
         name = read.message.arguments.strip().lstrip("@")
         if not NAME.fullmatch(name):
             return NO_NAME
@@ -251,7 +241,7 @@ class CommandHandler:
             name=name,
         )
         try:
-            code = await self._database.write(verb)
+            code = await self.database.write(verb)
         except Conflict as error:
             return str(error)
         if code is None:
@@ -265,8 +255,8 @@ class CommandHandler:
             return Done()
         if message.command == "allow":
             if read.trust is Trust.OWNER:
-                await self._database.write(partial(_wish_to_listen, claim=claim, read=read))
-                self._signals.wake(JOBS)
+                await self.database.write(_wish_to_listen, claim=claim, read=read)
+                self.signals.wake(JOBS)
             return Done()
         if message.command == "stop" and claim.payload.get("stopped"):
             # What is stopped says so itself.
@@ -283,20 +273,20 @@ class CommandHandler:
         if read.message.command == "stop":
             return NOTHING_TO_STOP
         if read.message.command == "new":
-            await self._database.write(partial(_begin_afresh, claim=claim, read=read))
-            self._signals.wake(JOBS)
+            await self.database.write(_begin_afresh, claim=claim, read=read)
+            self.signals.wake(JOBS)
             return FRESH
         if read.message.command == "link":
             return await self._new_link(claim, read)
         if read.message.command in GOAL_COMMANDS:
             return await self._goal(claim, read)
         if read.message.command in MEMORY_COMMANDS:
-            return await answer_memory(self._database, self._vault, self._recall, claim, read)
+            return await answer_memory(self.database, self.vault, self.recall, claim, read)
         if read.message.command in ("mute", "unmute"):
             muted = read.message.command == "mute"
             by = f"author:{read.message.author.id}"
-            await self._database.write(
-                partial(mute_everybody, conversation_id=str(claim.conversation_id), muted=muted, by=by)
+            await self.database.write(
+                mute_everybody, conversation_id=str(claim.conversation_id), muted=muted, by=by
             )
             return MUTED if muted else UNMUTED
         if read.message.command in ("agent", "model") and read.message.arguments.strip():
@@ -306,16 +296,16 @@ class CommandHandler:
             trust=read.trust,
             conversation_id=str(claim.conversation_id),
             connection_id=str(read.connection_id),
-            agents=AgentFiles.of(self._settings),
-            today=datetime.now(ZoneInfo(self._settings.timezone)).strftime("%Y-%m-%d"),
-            timezone=self._settings.timezone,
-            auto=(await self._keys.catalogue(claim.workspace_id)).resolve(DEFAULT_MODEL),
+            agents=AgentFiles.of(self.settings),
+            today=datetime.now(ZoneInfo(self.settings.timezone)).strftime("%Y-%m-%d"),
+            timezone=self.settings.timezone,
+            auto=(await self.keys.catalogue(claim.workspace_id)).resolve(DEFAULT_MODEL),
         )
-        return await self._database.read(partial(answer_to, asking=asking))
+        return await self.database.read(answer_to, asking=asking)
 
     async def _goal(self, claim: Claim, read: StoredMessage) -> str:
-        said = await answer_goal(self._database, self._vault, self._settings, claim, read)
-        self._signals.wake(JOBS)
+        said = await answer_goal(self.database, self.vault, self.settings, claim, read)
+        self.signals.wake(JOBS)
         return said
 
     async def _switch(self, claim: Claim, read: StoredMessage) -> str:
@@ -324,26 +314,19 @@ class CommandHandler:
         where, workspace = str(claim.conversation_id), claim.workspace_id
         name, by = read.message.arguments.strip(), f"author:{read.message.author.id}"
         if read.message.command == "agent":
-            there = await asyncio.to_thread(choosable, AgentFiles.of(self._settings))
+            there = await asyncio.to_thread(choosable, AgentFiles.of(self.settings))
             chosen = partial(choose_agent, conversation_id=where, workspace_id=workspace, name=name, by=by)
-            return await self._database.write(partial(chosen, there=there))
-        catalogue = await self._keys.catalogue(workspace)
-        return await self._database.write(
-            partial(
-                choose_model,
-                catalogue=catalogue,
-                conversation_id=where,
-                workspace_id=workspace,
-                name=name,
-                by=by,
-            )
+            return await self.database.write(chosen, there=there)
+        catalogue = await self.keys.catalogue(workspace)
+        return await self.database.write(
+            choose_model, catalogue=catalogue, conversation_id=where, workspace_id=workspace, name=name, by=by
         )
 
     async def _say(
         self, claim: Claim, read: StoredMessage, connected: LoadedConnection, words: str
     ) -> Outcome:
-        binding = await self._database.read(
-            partial(binding_of, conversation_id=claim.conversation_id, connection_id=connected.account.id)
+        binding = await self.database.read(
+            binding_of, conversation_id=claim.conversation_id, connection_id=connected.account.id
         )
         if binding is None:
             return Done()
@@ -357,10 +340,10 @@ class CommandHandler:
         if read.trust is not Trust.OWNER or read.message.arguments.strip():
             return []
         if command == "agent":
-            names = sorted(await asyncio.to_thread(choosable, AgentFiles.of(self._settings)))
+            names = sorted(await asyncio.to_thread(choosable, AgentFiles.of(self.settings)))
         elif command == "model":
-            catalogue = await self._keys.catalogue(claim.workspace_id)
-            names = _to_be_had(catalogue, self._settings.data_dir / "prices.toml")
+            catalogue = await self.keys.catalogue(claim.workspace_id)
+            names = _to_be_had(catalogue, self.settings.data_dir / "prices.toml")
         else:
             return []
         return [f"{command} {name}" for name in [*names[: MAX_OFFERS - 1], "default"]]
@@ -382,10 +365,10 @@ class CommandHandler:
             outcome = GONE
         else:
             name = connected.integration.name
-            outcome = await self._database.write(
-                partial(press, vault=self._vault, claim=claim, read=read, integration=name)
+            outcome = await self.database.write(
+                press, vault=self.vault, claim=claim, read=read, integration=name
             )
-            self._signals.wake(JOBS)
+            self.signals.wake(JOBS)
         told = dataclasses.replace(message, text="" if outcome in NOT_CHOSEN else outcome)
         if outcome in (NOT_YOURS, NOT_AN_OWNER):
             told = dataclasses.replace(told, answers="")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
-from functools import partial
 
 from sqlalchemy import Connection, select
 
@@ -46,18 +45,16 @@ async def answer_memory(
     """What to say to a command about memory; also why it cannot be done."""
     words = read.message.arguments.strip()
     try:
-        agents = await database.read(partial(_agents, claim=claim, read=read))
+        agents = await database.read(_agents, claim=claim, read=read)
         if read.message.command == "remember":
             return await database.write(
-                partial(_remember, vault=vault, claim=claim, read=read, agents=agents, words=words)
+                _remember, vault=vault, claim=claim, read=read, agents=agents, words=words
             )
-        scopes = await database.read(
-            partial(audience, conversation_id=str(claim.conversation_id), agents=agents)
-        )
+        scopes = await database.read(audience, conversation_id=str(claim.conversation_id), agents=agents)
         if read.message.command == "forget":
-            return await database.write(partial(_forget, vault=vault, words=words, scopes=scopes, read=read))
+            return await database.write(_forget, vault=vault, words=words, scopes=scopes, read=read)
         if not words:
-            return await database.read(partial(_listed, vault=vault, scopes=scopes))
+            return await database.read(_listed, vault=vault, scopes=scopes)
         found = (await recall.search(scopes, words, MAX_LISTED)).found
         return "\n".join(_line(each.memory) for each in found) or NOTHING_FITS
     except GoferError as error:

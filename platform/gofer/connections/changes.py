@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets as chance
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,7 +22,7 @@ from gofer.store.ids import new_id
 from gofer.store.tables import bindings, connections, deliveries, pairings, routes, secrets, strangers
 from gofer.validation import first_error
 from gofer.vault.envelope import Vault
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 
 def checked_settings(integration: Integration, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,13 +128,11 @@ async def set_up_connection(database: Database, accounts: LoadedConnections, con
     }
     if new:
         await database.write(
-            partial(
-                change_settings,
-                connection_id=connection_id,
-                integration=connected.integration,
-                settings=new,
-                by="set-up",
-            )
+            change_settings,
+            connection_id=connection_id,
+            integration=connected.integration,
+            settings=new,
+            by="set-up",
         )
         accounts.forget()
     return health
@@ -149,7 +146,7 @@ async def invite(
     if not connected.integration.invitation("", connected.account):
         return ""
     code = await database.write(
-        partial(new_code, workspace_id=connected.workspace_id, connection_id=connection_id, role=role)
+        new_code, workspace_id=connected.workspace_id, connection_id=connection_id, role=role
     )
     words = connected.integration.invitation(code, connected.account)
     return f"{words.strip()} The code is valid for an hour, once, and makes you its {role}."

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import Any
 
 import httpx2
 from sqlalchemy import Connection, select
@@ -21,10 +21,6 @@ from gofer.store import row_macs
 from gofer.store.database import Database
 from gofer.store.tables import connections
 from gofer.vault.envelope import Vault
-
-if TYPE_CHECKING:
-    import httpx2
-
 
 MARKS = "marks 1"
 """The purpose of the key with which integrations sign what they write outside."""
@@ -140,7 +136,7 @@ class HttpClients:
         self._timeout = timeout
         self._proxied: dict[str, httpx2.AsyncClient] = {}
         # One for all: a proxy of the environment has a transport of its own, which would read every certificate again.
-        self._verify = httpx2.create_ssl_context()
+        self._verify = _LateContext()
         self.shared = httpx2.AsyncClient(
             timeout=timeout, event_hooks={"request": [only_while_held]}, verify=self._verify
         )
@@ -161,6 +157,27 @@ class HttpClients:
         """Close them all."""
         for client in (self.shared, *self._proxied.values()):
             await client.aclose()
+
+
+class _LateContext(ssl.SSLContext):
+    """Verifies servers as httpx does by default, and reads the trusted certificates for the first connection: they are
+    2 MiB, and a server may have nobody to call. By itself it trusts nobody."""
+
+    def __new__(cls) -> _LateContext:
+        return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
+
+    @cached_property
+    def _trusting(self) -> ssl.SSLContext:
+        return httpx2.create_ssl_context()
+
+    def set_alpn_protocols(self, alpn_protocols: Iterable[str]) -> None:
+        self._trusting.set_alpn_protocols(alpn_protocols)
+
+    def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
+        return self._trusting.wrap_bio(*arguments, **options)
+
+    def wrap_socket(self, *arguments: Any, **options: Any) -> ssl.SSLSocket:
+        return self._trusting.wrap_socket(*arguments, **options)
 
 
 class _ProxyTransport(httpx2.AsyncBaseTransport):

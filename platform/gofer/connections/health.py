@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -34,7 +33,7 @@ async def set_up(platform: Platform, connection_id: str) -> Health:
         lambda _: set_up_connection(platform.database, platform.accounts, connection_id),
     )
     if health.ok:
-        await platform.database.write(partial(fetch_now, connection_id=connection_id))
+        await platform.database.write(fetch_now, connection_id=connection_id)
         platform.signals.wake(JOBS)
     return health
 
@@ -49,7 +48,7 @@ async def health_of(platform: Platform, connection_id: str) -> Health:
 
 async def _with_trouble(platform: Platform, connection_id: str, health: Health) -> Health:
     """A service may be well and still give us nothing: somebody else polls in our place, or we may not look."""
-    reason = await platform.database.read(partial(fetch_trouble, connection_id=connection_id))
+    reason = await platform.database.read(fetch_trouble, connection_id=connection_id)
     if not reason:
         return health
     connected = await platform.accounts.get(connection_id)
@@ -87,7 +86,7 @@ async def disconnect(platform: Platform, connection_id: str, *, by: str) -> None
         connected = await platform.accounts.get(connection_id)
     except (NotFound, NotInstalled):
         connected = None
-    await platform.database.write(partial(remove_connection, connection_id=connection_id, by=by))
+    await platform.database.write(remove_connection, connection_id=connection_id, by=by)
     await platform.secrets_changed()
     await asyncio.to_thread(remove_mirrors, platform.settings.data_dir, connection_id)
     if connected is not None:
@@ -102,7 +101,7 @@ async def _ask(
 ) -> Health:
     """Report a failure as the connection's health: the connection exists, and this is how it is doing."""
     try:
-        row = await platform.database.read(partial(find_connection, connection_id=connection_id))
+        row = await platform.database.read(find_connection, connection_id=connection_id)
         if not row.enabled:
             return Health(True, "Switched off.", fix=f"gofer connections enable {connection_id}")
         return await question(await platform.accounts.get(connection_id))

@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, select
@@ -25,7 +24,7 @@ from gofer.store.ids import new_id
 from gofer.store.tables import connections
 from gofer.vault.envelope import aad
 from gofer.vault.errors import VaultError
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 if TYPE_CHECKING:
     from gofer.app import Platform
@@ -80,22 +79,20 @@ def _none_at(integration: str) -> ConfigError:
 async def finish_setup(platform: Platform, *, state: str, code: str, by: str) -> str:
     """Exchange the code for the account and store its secrets sealed. Returns the connection's id."""
     known = _opened(platform, state)
-    if await platform.database.read(partial(_exists, connection_id=known["id"])):
+    if await platform.database.read(_exists, connection_id=known["id"]):
         raise Conflict(f"This sign-up was finished before: it made {known['id']}.")
     integration = platform.registry.get(known["integration"])
     learned, secrets = await integration.finish_setup(known["settings"], code)
     return await platform.database.write(
-        partial(
-            add_connection,
-            vault=platform.vault,
-            workspace_id=FIRST_WORKSPACE,
-            integration=integration,
-            name=known["name"],
-            settings={**known["settings"], **learned},
-            secrets_given={name: Secret(value) for name, value in secrets.items()},
-            by=by,
-            connection_id=known["id"],
-        )
+        add_connection,
+        vault=platform.vault,
+        workspace_id=FIRST_WORKSPACE,
+        integration=integration,
+        name=known["name"],
+        settings={**known["settings"], **learned},
+        secrets_given={name: Secret(value) for name, value in secrets.items()},
+        by=by,
+        connection_id=known["id"],
     )
 
 

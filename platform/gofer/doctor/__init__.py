@@ -7,7 +7,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -186,7 +185,7 @@ MAX_NAMED = 5
 
 
 async def _signed_rows(platform: Platform) -> list[Finding]:
-    refused = await platform.database.read(partial(find_refused, limit=1000))
+    refused = await platform.database.read(find_refused, limit=1000)
     if not refused:
         return [Finding("signed rows", "ok", "Every row that decides who may do what is signed.")]
     named = ", ".join(f"{each.table} {each.key}" for each in refused[:MAX_NAMED])
@@ -217,8 +216,8 @@ async def _sandbox(platform: Platform) -> list[Finding]:
 
 
 async def _memory(platform: Platform) -> list[Finding]:
-    found = await platform.database.read(partial(examine_scopes, vault=platform.vault))
-    unreadable = await platform.database.read(partial(unreadable_notes, vault=platform.vault))
+    found = await platform.database.read(examine_scopes, vault=platform.vault)
+    unreadable = await platform.database.read(unreadable_notes, vault=platform.vault)
     wrong = {**platform.recall.degraded, **unreadable, **found}
     by_meaning = await _embeddings(platform)
     if not wrong:
@@ -344,7 +343,7 @@ async def look_at_agents(platform: Platform) -> list[Finding]:
     found += await asyncio.to_thread(_wrong_prices, platform.settings.data_dir / "prices.toml")
     specs = in_force(seen)
     found += _contested(specs)
-    found += await platform.database.read(partial(_deaf, specs=specs))
+    found += await platform.database.read(_deaf, specs=specs)
     if found:
         return found
     default = default_agent(specs)

@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.heartbeat.findings import RECOMMENDATIONS, Due, HeartbeatWatch, clock
 from gofer.jobs.kinds import ANSWER, HEARTBEAT
@@ -21,6 +20,7 @@ from gofer.runs.spend import today
 from gofer.store import events as log
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
+from gofer.store.fast_sql import upsert
 from gofer.store.ids import new_id
 from gofer.store.locks import lock_conversation
 from gofer.store.tables import (
@@ -113,7 +113,6 @@ def _insert(connection: Connection, watch: HeartbeatWatch, found: Due, looks_onl
     """The id of a finding that is news; None for one that another process has found."""
     id_ = new_id("find")
     code, sentence = RECOMMENDATIONS[found.code]
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     row = {
         "id": id_,
         "agent_id": watch.agent_id,
@@ -127,7 +126,11 @@ def _insert(connection: Connection, watch: HeartbeatWatch, found: Due, looks_onl
         "found_at": watch.at,
         "settled_at": watch.at if looks_only else None,
     }
-    new = dialect.insert(heartbeat_findings).values(**row).on_conflict_do_nothing(index_elements=["key"])
+    new = (
+        upsert(connection.dialect.name, heartbeat_findings)
+        .values(**row)
+        .on_conflict_do_nothing(index_elements=["key"])
+    )
     if connection.execute(new).rowcount != 1:
         return None
     log.record(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, literal_column, select, update
@@ -44,7 +43,7 @@ def unread(connection: Connection, vault: Vault, claim: Claim, after: int) -> li
 
 
 def covered(job_id: Any) -> ColumnElement[bool]:
-    """Condition: the message is one that the job covers. Nothing that came after somebody stopped it is."""
+    """Condition: the job covers the message. Messages that came after somebody stopped the job are not covered."""
     # As it is now, not as it was when the job was claimed: a run that is about to stop must take in nothing more.
     to = select(jobs.c.covers_to).where(jobs.c.id == job_id).scalar_subquery()
     return messages.c.seq <= func.coalesce(to, messages.c.seq)
@@ -112,14 +111,7 @@ class Admitter:
             if admission.text is not None:
                 admission = dataclasses.replace(admission, text=self._redactor.redact(admission.text))
             read = await self._database.write(
-                partial(
-                    _store,
-                    vault=self._vault,
-                    claim=claim,
-                    read=read,
-                    admission=admission,
-                    charge=self._charge,
-                )
+                _store, vault=self._vault, claim=claim, read=read, admission=admission, charge=self._charge
             )
         return read
 
@@ -129,12 +121,10 @@ class Admitter:
         try:
             connected = await self._accounts.get(read.connection_id)
             role = await self._database.read(
-                partial(
-                    known_role,
-                    workspace_id=claim.workspace_id,
-                    integration=connected.integration.name,
-                    subject=read.message.author.id,
-                )
+                known_role,
+                workspace_id=claim.workspace_id,
+                integration=connected.integration.name,
+                subject=read.message.author.id,
             )
             author = read.message.author.id
             if role is None and not self._strangers.may_look_up(read.connection_id, author):
@@ -244,13 +234,11 @@ class StrangerLimit:
             return False
         # Looked at each time: whoever is let in this moment is heard from the next message on.
         stranger = await database.read(
-            partial(
-                _is_stranger,
-                workspace_id=workspace_id,
-                integration=integration,
-                connection_id=connection_id,
-                author=author,
-            )
+            _is_stranger,
+            workspace_id=workspace_id,
+            integration=integration,
+            connection_id=connection_id,
+            author=author,
         )
         if not stranger:
             if len(self._trusted_until) >= MAX_AUTHORS:
@@ -259,7 +247,7 @@ class StrangerLimit:
         return stranger
 
     def may_look_up(self, connection_id: str, author: str) -> bool:
-        """Whether somebody who turned out to be a stranger again and again may be looked up once more."""
+        """Whether a repeated stranger may be looked up once more."""
         return self._lookups.count((connection_id, author)) < self.max_per_hour
 
     def was_stranger(self, connection_id: str, author: str) -> None:
@@ -292,10 +280,9 @@ class _Hour:
 def _is_stranger(
     connection: Connection, *, workspace_id: str, integration: str, connection_id: str, author: str
 ) -> bool:
-    """Whether nobody is paired with an author, and a look at them within the hour found a stranger.
-
-    Who was not looked at yet is none: what many write at once, or wrote while we were away, must not be lost.
-    """
+    """Whether an author is a stranger: nobody is paired with them, and a look-up within the hour found a stranger. An
+    author who was not looked up yet is none, because what many write at once, or wrote while Gofer was away, must not
+    be lost."""
     person = known_principal(connection, workspace_id, integration, author)
     if person is not None and person.role in ("owner", "member"):
         return False

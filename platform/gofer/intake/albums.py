@@ -28,7 +28,7 @@ _PIECES = "pieces"
 def join_album(
     connection: Connection, key: DataKey, conversation_id: str, piece: Incoming
 ) -> tuple[int | None, Incoming]:
-    """The unread message that a piece belongs to, with the piece in it; else the piece, for a place of its own."""
+    """The unread message that a piece belongs to, with the piece joined to it; else the piece by itself."""
     here = {"conversation": conversation_id}
     stored = [
         (row, open_message(key, conversation_id, row.seq, row.sealed))
@@ -50,7 +50,8 @@ def join_album(
 
 
 def late_edit(message: Incoming, seq: int) -> Incoming:
-    """A new version of what was read: it wakes nobody, and says what it is to whoever reads it later."""
+    """An edit of a message that was read already. It wakes nobody, and says that it is an edit to whoever reads it
+    later."""
     text = f"{LATE_EDIT.format(seq=seq)}\n{message.text}".strip()
     return dataclasses.replace(message, text=text, addressed=False)
 

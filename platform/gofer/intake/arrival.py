@@ -26,7 +26,7 @@ class Taken:
     external_id: str = ""
     """The service's id of the delivery."""
     moved: bool = False
-    """Whether the connection's settings are others from now on."""
+    """Whether the delivery changed the connection's settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Arrival:
     settings: Mapping[str, Any] | None = None
     """The connection's settings from now on, when the delivery changes them: a place has moved."""
     trust: Trust = Trust.UNKNOWN
-    """Of the author, where that is known without asking a service."""
+    """The author's trust, where it is known without asking a service."""
 
     def taken(
         self,

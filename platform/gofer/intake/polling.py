@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from functools import partial
 
 import structlog
 from sqlalchemy import ColumnElement, Connection, and_, select
@@ -32,7 +31,7 @@ log = structlog.get_logger()
 REMOVED = "connection.removed"
 """Why a job had nothing to do. No job of a connection ends dead: its health says what is wrong, and what helps."""
 REFUSED_RETRY = 900.0
-"""Seconds to the next try at what a person has to put right; once that is seen to be done, it is tried at once."""
+"""Seconds until the next try of what a person has to put right. Once Gofer sees that it was done, it tries at once."""
 MAX_MISSED = 3 * 86400.0
 """Seconds back that a first catch-up looks."""
 
@@ -54,7 +53,7 @@ class Poller:
         connection_id = str(run.claim.payload.get("connection_id", ""))
         run.endless = True
         pause = 0.0
-        last = await self._database.read(partial(last_delivery, connection_id=connection_id))
+        last = await self._database.read(last_delivery, connection_id=connection_id)
         try:
             while not run.cancelled.is_set():
                 # Looked up anew each time: its token may have been rotated, its settings changed.
@@ -116,7 +115,7 @@ class Poller:
         return Done()
 
     async def _fetch_missed(self, connected: LoadedConnection) -> None:
-        since = await self._database.read(partial(last_time, connection_id=connected.account.id))
+        since = await self._database.read(last_time, connection_id=connected.account.id)
         new = 0
         async for request in connected.integration.catch_up(
             connected.account, since if since is not None else time.time() - MAX_MISSED
@@ -135,7 +134,7 @@ async def _sleep(run: Run, seconds: float) -> None:
 
 
 FORGOTTEN_AFTER = 6 * 86400.0
-"""Seconds of silence after which a service may have begun to number anew: its last id then says nothing any more."""
+"""Seconds of silence after which a service may have restarted its numbering. Its last id then says nothing any more."""
 
 
 def last_delivery(connection: Connection, connection_id: str) -> str | None:

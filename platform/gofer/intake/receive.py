@@ -277,7 +277,7 @@ class Intake:
 
 
 def _texts(body: bytes, headers: tuple[tuple[str, str], ...], message: Incoming | None) -> Iterator[str]:
-    """Every text of a request that is stored. A text that stands in the body word for word is not repeated."""
+    """Every text of a request that is stored. A text that the body contains word for word is left out."""
     whole = body.decode("utf-8", errors="surrogateescape")
     yield whole
     yield from (value for _, value in headers)
@@ -305,7 +305,7 @@ def _usable(id_: str) -> bool:
 
 
 def _check_texts(parsed: Parsed) -> None:
-    """Raise unless every text of a parsed request is a string that can be stored."""
+    """Check that every text of a parsed request is a string that can be stored; raises if not."""
     texts = [
         parsed.delivery_id,
         parsed.event,

@@ -122,7 +122,7 @@ _FIRST_WORD = re.compile(r"\s*(?:@[\w-]+[,:]?\s+)?@?([A-Za-z0-9][A-Za-z0-9-]{0,3
 def _named(
     connection: Connection, message: Incoming, routed: Sequence[Any], here: dict[str, str]
 ) -> list[Any]:
-    """The agent that a message begins with the name of, if one of its routes is for that."""
+    """The agent whose name the message begins with, if a route of that agent has the trigger `name`."""
     by_name = {
         row.agent_id for row in routed if row.trigger == NAME and event_matches(row.event, message.event)
     }
@@ -204,10 +204,8 @@ def _may_stop(
 def _is_known(
     connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str, seq: int
 ) -> bool:
-    """Whoever is paired here, or was found to be known when they asked for what is being done.
-
-    For all others it is found out when their command is answered.
-    """
+    """Whether the author is paired here, or was found to be known when they asked for the current work. For all others
+    this is found out when their command is answered."""
     asked = {"who": message.author.id, "conversation": conversation_id, "stop": seq}
     return (
         arrival.trust in _KNOWN

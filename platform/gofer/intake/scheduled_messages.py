@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import structlog
@@ -165,20 +164,20 @@ class _NoLongerOwner(Exception):
     """Whoever made the schedule is no owner any more."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ScheduledSender:
     """Handles the jobs of scheduled messages."""
 
-    def __init__(self, *, database: Database, vault: Vault, redactor: Redactor, signals: Signals) -> None:
-        self._database = database
-        self._vault = vault
-        self._redactor = redactor
-        self._signals = signals
+    database: Database
+    vault: Vault
+    redactor: Redactor
+    signals: Signals
 
     async def handle(self, run: Run) -> Outcome:
-        """Write the message once: a try after a crash finds the delivery of the first."""
+        """Write the message once. A try after a crash finds the delivery of the first try."""
         claim = run.claim
         try:
-            taken = await self._database.write(partial(self._take_in, claim=claim))
+            taken = await self.database.write(self._take_in, claim=claim)
         except NotFound as error:
             return _given_up(claim, "schedule.gone", error)
         except _NoLongerOwner as error:
@@ -187,23 +186,23 @@ class ScheduledSender:
             return _given_up(claim, "schedule.unreadable", error)
         crash_point("schedule.said")
         if taken.woke:
-            self._signals.wake(JOBS)
-        self._signals.wake(EVENTS)
+            self.signals.wake(JOBS)
+        self.signals.wake(EVENTS)
         return Done()
 
     def _take_in(self, connection: Connection, claim: Claim) -> Taken:
         # Lock first: a place that is released meanwhile must not begin a conversation of its own.
         lock_conversation(connection, str(claim.payload["conversation_id"]))
-        scheduled = open_scheduled_message(connection, self._vault, claim.payload)
+        scheduled = open_scheduled_message(connection, self.vault, claim.payload)
         find_agent(connection, scheduled.agent)
         owner = owner_name(connection, scheduled.by)
         if owner is None:
             raise _NoLongerOwner
         place = find_place(connection, scheduled.conversation_id)
-        return take_in(connection, self._vault, self._arrival(claim, scheduled, place, owner))
+        return take_in(connection, self.vault, self._arrival(claim, scheduled, place, owner))
 
     def _arrival(self, claim: Claim, scheduled: ScheduledMessage, place: Any, owner: str) -> Arrival:
-        text, schedule = self._redactor.redact(scheduled.text), claim.payload["name"]
+        text, schedule = self.redactor.redact(scheduled.text), claim.payload["name"]
         message = Incoming(
             conversation=place.ref,
             author=Author(claim.lane, f"{owner} (schedule {schedule})"),
@@ -227,7 +226,7 @@ class ScheduledSender:
             # The job is made once for each due time, so its number makes what it says happen once.
             parsed=Parsed(f"{claim.lane}:{claim.id}:{claim.payload['due_at']}", SCHEDULE, message),
             body=body,
-            body_hash=body_digest(self._vault, body),
+            body_hash=body_digest(self.vault, body),
             trust=Trust.OWNER,
         )
 

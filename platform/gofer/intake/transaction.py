@@ -6,11 +6,11 @@ arrives while the previous job ends would be stored with nobody left to answer i
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import structlog
 from sqlalchemy import Boolean, Connection, Row, and_, bindparam, case, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.crash import crash_point
 from gofer.intake.albums import join_album, late_edit
@@ -151,9 +151,8 @@ def _make_conversation(connection: Connection, vault: Vault, arrival: Arrival, m
             created_at=now(),
         )
     )
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     made = connection.execute(
-        dialect.insert(bindings)
+        fast_sql.upsert(connection.dialect.name, bindings)
         .values(
             id=new_id("bind"),
             conversation_id=conversation_id,
@@ -388,7 +387,7 @@ def _keep(
     sealed = key.seal(json_text.encode(arrival.headers) + b"\n" + arrival.body, place)
     row = fast_sql.first(
         connection,
-        _KEEP[connection.dialect.name],
+        _insert_once(connection.dialect.name),
         {
             "workspace_id": arrival.workspace_id,
             "connection_id": arrival.connection_id,
@@ -406,13 +405,10 @@ def _keep(
     return int(row.id) if row else None
 
 
-_KEEP = {
-    name: dialect.insert(deliveries)
-    .values(received_at=now())
-    .on_conflict_do_nothing()
-    .returning(deliveries.c.id)
-    for name, dialect in (("sqlite", sqlite), ("postgresql", postgresql))
-}
+@cache
+def _insert_once(dialect: str) -> Any:
+    inserted = fast_sql.upsert(dialect, deliveries).values(received_at=now())
+    return inserted.on_conflict_do_nothing().returning(deliveries.c.id)
 
 
 def _plain(text: str) -> str:

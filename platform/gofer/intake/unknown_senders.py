@@ -5,8 +5,6 @@ An approval job asks the owner, about a person or about a place, and does what t
 
 from __future__ import annotations
 
-from functools import partial
-
 from sqlalchemy import Connection, func, select
 
 from gofer.connections.changes import change_settings
@@ -100,13 +98,13 @@ class Approvals:
         try:
             connected = await self._accounts.get(str(claim.connection_id))
             given = await self._database.read(
-                partial(answer_to, vault=self._vault, job_id=claim.id, call_id=_about(claim))
+                answer_to, vault=self._vault, job_id=claim.id, call_id=_about(claim)
             )
             if not given.asked:
-                return await self._database.read(partial(_ask, claim=claim, connected=connected))
+                return await self._database.read(_ask, claim=claim, connected=connected)
             if given.text != YES:
                 return Done()
-            done = await self._database.write(partial(_act, claim=claim, connected=connected))
+            done = await self._database.write(_act, claim=claim, connected=connected)
         except Temporary as error:
             return (
                 Retry(error.reason) if error.retry_after is None else Snooze(error.retry_after, error.reason)

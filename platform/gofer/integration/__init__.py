@@ -9,21 +9,33 @@ it receives, dedupes, stores and routes messages, runs the agent, and keeps the 
 raise `gofer.errors.Temporary` (tried again, after `retry_after` if given) or `gofer.errors.Permanent` (given up,
 visibly).
 
-Read `core.py` first, then `messages.py`. `capabilities.py` has what only some services can do, `connection.py` what a
-method gets of its connection, `payload.py` a safe reader of JSON, `shell_access.py` what a run's shell gets.
+Read `core.py` first, then `messages.py`. `capabilities.py` has what only some services can do and what a
+method gets of its connection, `shell_access.py` what a run's shell gets.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from gofer.integration import deprecated
-from gofer.integration.capabilities import Inflow, People, ProgressDisplay, QuestionButtons, RunSupport, Setup
-from gofer.integration.connection import ConnectionContext, Health, JobScope, NoSettings, SecretField, SignUp
+from gofer.integration.capabilities import (
+    ConnectionContext,
+    Health,
+    Inflow,
+    JobScope,
+    NoSettings,
+    People,
+    ProgressDisplay,
+    QuestionButtons,
+    RunSupport,
+    SecretField,
+    Setup,
+    SignUp,
+)
 from gofer.integration.core import Integration
 from gofer.integration.messages import (
     COMMANDS,
     MAX_SIGNATURE_AGE,
+    OLD_NAMES,
     Admission,
     Attachment,
     Author,
@@ -40,6 +52,7 @@ from gofer.integration.messages import (
     TrustLevel,
     Unread,
     sign_body,
+    warn_of_name,
 )
 from gofer.integration.shell_access import EgressRule, Password, ShellAccess
 from gofer.sanitize import defuse
@@ -84,6 +97,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in deprecated.NAMES:
-        return globals()[deprecated.warn_of_name(name)]
+    if name in OLD_NAMES:
+        return globals()[warn_of_name(name)]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,10 +8,18 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from gofer.errors import Refused
-from gofer.integration.capabilities import Inflow, People, ProgressDisplay, QuestionButtons, RunSupport, Setup
-from gofer.integration.connection import ConnectionContext, NoSettings, SecretField
-from gofer.integration.deprecated import adopt_old_methods
-from gofer.integration.messages import Admission, Outgoing, Parsed, Request, Unread
+from gofer.integration.capabilities import (
+    ConnectionContext,
+    Inflow,
+    NoSettings,
+    People,
+    ProgressDisplay,
+    QuestionButtons,
+    RunSupport,
+    SecretField,
+    Setup,
+)
+from gofer.integration.messages import Admission, Outgoing, Parsed, Request, Unread, adopt_old_methods
 
 
 class Integration(Inflow, RunSupport, ProgressDisplay, QuestionButtons, People, Setup):

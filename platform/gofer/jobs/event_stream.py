@@ -11,7 +11,6 @@ import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import structlog
@@ -174,7 +173,7 @@ class Follower:
 
     async def _missed(self, wanted: EventFilter, cursor: Cursor, to: Cursor) -> AsyncIterator[list[Event]]:
         while True:
-            found = await self._database.read(partial(self._between, wanted=wanted, cursor=cursor, to=to))
+            found = await self._database.read(self._between, wanted=wanted, cursor=cursor, to=to)
             if not found:
                 return
             cursor = cursor_of(found[-1])
@@ -203,7 +202,7 @@ class Follower:
         async with self._turn:
             wanted = [watcher.wanted for watcher in self._watchers]
             found, self._place = await self._database.read(
-                partial(self._after, wanted=lambda event: any(each.covers(event) for each in wanted))
+                self._after, wanted=lambda event: any(each.covers(event) for each in wanted)
             )
             for watcher in self._watchers:
                 watcher.hand(found)

@@ -6,7 +6,7 @@ import contextlib
 import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -25,7 +25,6 @@ from sqlalchemy import (
     union_all,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.errors import StoreError
 from gofer.jobs.outcome import PAUSE_REQUESTED
@@ -98,7 +97,7 @@ def submit(
         lock_lane(connection, lane)
     row = fast_sql.first(
         connection,
-        _SUBMIT[connection.dialect.name],
+        _submit_for(connection.dialect.name),
         {
             **_NEW,
             "delay": delay,
@@ -147,10 +146,10 @@ _GIVEN = (
 _LANE_TAKEN = exists().where(jobs.c.lane == bindparam("lane_"), in_state(*LIVE))
 
 
-def _submit(dialect: Any) -> Any:
+def _submit(dialect: str) -> Any:
     # The lane may be read in the same statement, because an earlier statement has locked it.
     return (
-        dialect.insert(jobs)
+        fast_sql.upsert(dialect, jobs)
         .values(
             **{name: bindparam(name, type_=jobs.c[name].type) for name in _GIVEN},
             created_at=now(),
@@ -166,7 +165,7 @@ def _submit(dialect: Any) -> Any:
 
 def _submit_and_note() -> Any:
     """The job and its first event in one statement, which only Postgres can: one round trip less."""
-    made = _submit(postgresql).cte("made")
+    made = _submit("postgresql").cte("made")
     noted = {
         "workspace_id": bindparam("workspace_id", type_=String),
         "kind": literal("job.created"),
@@ -186,7 +185,9 @@ def _submit_and_note() -> Any:
     return select(made).add_cte(event.cte("noted"))
 
 
-_SUBMIT = {"sqlite": _submit(sqlite), "postgresql": _submit_and_note()}
+@cache
+def _submit_for(dialect: str) -> Any:
+    return _submit_and_note() if dialect == "postgresql" else _submit(dialect)
 
 
 class TaskBounds(NamedTuple):
@@ -212,16 +213,16 @@ async def claim(
     """Claim ready jobs for several pools of slots, in as few round trips as the database allows."""
     with_caps = partial(_claim_each, owner=owner, lease=lease, max_running=max_running, tasks=tasks)
     if database.dialect != "postgresql" or max_running is not None:
-        return await database.write(partial(with_caps, limits=limits))
-    taken = await database.write_one(partial(_claim_at_once, owner=owner, lease=lease, limits=limits))
+        return await database.write(with_caps, limits=limits)
+    taken = await database.write_one(_claim_at_once, owner=owner, lease=lease, limits=limits)
     # What is claimed must be begun, also when the second claim fails.
     with contextlib.suppress(*([StoreError] if taken else [])):
         if limits.get(AGENT, 0) > 0 and AGENT not in taken and await database.write_one(_capped):
-            taken |= await database.write(partial(with_caps, limits={AGENT: limits[AGENT]}))
+            taken |= await database.write(with_caps, limits={AGENT: limits[AGENT]})
         if limits.get(WORKER, 0) > 0 and (
             WORKER in taken or (not taken and await database.write_one(_tasks_wait))
         ):
-            taken |= await database.write(partial(with_caps, limits={WORKER: limits[WORKER]}))
+            taken |= await database.write(with_caps, limits={WORKER: limits[WORKER]})
     return taken
 
 

@@ -196,7 +196,7 @@ class Worker:
         """Check that this process has the key the store is sealed with. Another process may have rotated it, and this
         machine's key file may come later. Without the key a worker would only use up the tries of jobs."""
         try:
-            await self._database.read(partial(open_canary, vault=self._vault))
+            await self._database.read(open_canary, vault=self._vault)
         except KeyRefused as error:
             if not self._locked_out:
                 log.error("worker.master_key_missing", error=str(error))
@@ -244,7 +244,7 @@ class Worker:
 
     async def _hand_back_unheard(self) -> None:
         """Hand back jobs from a claim whose answer was lost: the store may have given them to us."""
-        for claim in await self._database.read(partial(queue.held_by, owner=self.owner)):
+        for claim in await self._database.read(queue.held_by, owner=self.owner):
             if (claim.id, claim.fence) not in self._running:
                 self._hand_in(FinishedRun(claim, Snooze(0, OUTAGE), self._apology))
 
@@ -327,7 +327,7 @@ class Worker:
 
     async def _end(self, batch: list[FinishedRun]) -> None:
         try:
-            results = await self._database.write(partial(finish_runs, vault=self._vault, endings=batch))
+            results = await self._database.write(finish_runs, vault=self._vault, endings=batch)
         except StoreError as error:
             await self._end_later(batch, error)
             return
@@ -374,7 +374,7 @@ class Worker:
             if in_hand:
                 ids = {job_id for job_id, _ in in_hand}
                 held = await self._database.write(
-                    partial(queue.renew, owner=self.owner, lease=self._capacity.lease, held=ids)
+                    queue.renew, owner=self.owner, lease=self._capacity.lease, held=ids
                 )
                 for (job_id, fence), (run, _, _) in in_hand.items():
                     if (job := held.get(job_id)) is not None and job.fence == fence:
@@ -409,7 +409,7 @@ class Worker:
     async def _look(self) -> float:
         """Look once; returns the seconds until the next look is due."""
         if in_hand := dict(self._running):
-            self._let_go(in_hand, await self._database.read(partial(queue.held, owner=self.owner)))
+            self._let_go(in_hand, await self._database.read(queue.held, owner=self.owner))
         promoted, following = await self._database.write(queue.stage)
         if promoted:
             self._signals.wake(JOBS)
@@ -462,8 +462,8 @@ class Worker:
             if untangled:
                 log.error("jobs.untangled", count=untangled)
                 self._signals.wake(JOBS)
-            pruned = await database.write(partial(maintenance.prune, older_than=self._capacity.keep_finished))
-            await database.write(partial(maintenance.seen, worker_id=self.owner))
+            pruned = await database.write(maintenance.prune, older_than=self._capacity.keep_finished)
+            await database.write(maintenance.seen, worker_id=self.owner)
             # As long as there is much to prune, go on with it; the pause lets others write.
             await asyncio.sleep(self._jittered() * (1 if any(pruned.values()) else TIDY_EVERY))
 

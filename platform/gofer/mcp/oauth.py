@@ -30,7 +30,7 @@ from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.tables import secrets
 from gofer.vault.envelope import Vault
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 if TYPE_CHECKING:
     from mcp.client.auth import OAuthClientProvider

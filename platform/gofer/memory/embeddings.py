@@ -94,14 +94,14 @@ class Embeddings:
     async def embed_some(self) -> int:
         """Embed a few memories that have no vector yet; returns how many. Never raises for the endpoint's faults."""
         while self._stale:
-            await self._database.write(partial(_drop, scope_id=self._stale.pop()))
+            await self._database.write(_drop, scope_id=self._stale.pop())
         lacking = await self._database.read(_lacking)
         if lacking is None:
             return 0
         scope_id, start = lacking
         try:
             texts, state, keys = await self._database.read(
-                partial(_texts, vault=self._vault, scope_id=scope_id, start=start)
+                _texts, vault=self._vault, scope_id=scope_id, start=start
             )
             wanted = [text[:MAX_CHARACTERS] for text in texts if text]
             vectors = iter(await self._ask(wanted, BATCH_TIMEOUT) if wanted else [])
@@ -113,7 +113,7 @@ class Embeddings:
             log.info("memory.not_embedded", scope=scope_id, error=str(error))
             return 0
         packed = [self._packed(vector) for vector in made]
-        kept = await self._database.write(partial(_keep, state=state, keys=keys, start=start, packed=packed))
+        kept = await self._database.write(_keep, state=state, keys=keys, start=start, packed=packed)
         if not kept:
             self._fail(ANOTHER_SIZE)
         else:
@@ -128,7 +128,7 @@ class Embeddings:
             self._fail(str(error))
             return {}
         head = self._packed(asked)[:_HEAD]
-        rows = await self._database.read(partial(_newest, scopes=scopes))
+        rows = await self._database.read(_newest, scopes=scopes)
         found, fitting = await asyncio.to_thread(_compare, rows, scopes, asked, head)
         if rows and not fitting:
             self._stale |= {state.scope_id for state, *_ in rows}

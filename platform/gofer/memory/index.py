@@ -18,7 +18,6 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
@@ -541,7 +540,7 @@ async def add(
 ) -> None:
     """Add documents to a scope's index. Only reading and writing rows keeps the database busy: the rest is done in a
     thread. Raises IndexMoved when somebody else has added to it meanwhile."""
-    state = await database.write(partial(open_index, scope_id=scope_id))
+    state = await database.write(open_index, scope_id=scope_id)
     await add_to(database, state, keys, documents, upto_seq)
 
 
@@ -550,9 +549,9 @@ async def add_to(
 ) -> None:
     """The same, to an index that is as it was read."""
     hashes = await asyncio.to_thread(hash_terms, state, documents, keys)
-    rows = await database.read(partial(read_rows, state=state, terms=hashes.values()))
+    rows = await database.read(read_rows, state=state, terms=hashes.values())
     changes = await asyncio.to_thread(add_documents, state, documents, keys, hashes, rows)
-    await database.write(partial(write_changes, changes=changes, upto_seq=upto_seq))
+    await database.write(write_changes, changes=changes, upto_seq=upto_seq)
 
 
 async def search(database: Database, scopes: Mapping[str, Keys], query: str, limit: int = 10) -> Found:
@@ -560,7 +559,7 @@ async def search(database: Database, scopes: Mapping[str, Keys], query: str, lim
     terms = query_terms(query)
     if not terms or not scopes:
         return Found([])
-    found = await database.read(partial(_search, terms=terms, scopes=scopes, limit=limit))
+    found = await database.read(_search, terms=terms, scopes=scopes, limit=limit)
     return found if isinstance(found, Found) else await asyncio.to_thread(rank, found, scopes, limit)
 
 

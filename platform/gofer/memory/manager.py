@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 from sqlalchemy import Connection, select
@@ -114,7 +113,7 @@ class NoteTidier:
     async def tidy(self, scope_id: str, judge: Judge | None = None) -> int:
         """Change some; returns how many changes that were."""
         try:
-            notes = await self._database.read(partial(_notes, vault=self._vault, scope_id=scope_id))
+            notes = await self._database.read(_notes, vault=self._vault, scope_id=scope_id)
             found = list(islice(by_rule(notes), MAX_CHANGES))
             for each in found:
                 await self._apply(each)
@@ -142,11 +141,11 @@ class NoteTidier:
         for each in found:
             await self._apply(each)
         for note, about in zip(long, said.gists, strict=False):
-            await self._database.write(partial(_keep_gist, vault=self._vault, note=note, about=about))
+            await self._database.write(_keep_gist, vault=self._vault, note=note, about=about)
         return len(found)
 
     async def _apply(self, found: NotePair) -> None:
-        await self._database.write(partial(_merge, vault=self._vault, found=found))
+        await self._database.write(_merge, vault=self._vault, found=found)
         crash_point("memory.tidied")
 
 

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import structlog
@@ -108,9 +107,9 @@ class Recall:
     async def search(self, scopes: Collection[str], query: str, limit: int = 10) -> Results:
         """The memories of these scopes that fit a query, and of no others."""
         began = time.monotonic()
-        keys, degraded = await self._database.read(partial(_open_all, vault=self._vault, scopes=scopes))
+        keys, degraded = await self._database.read(_open_all, vault=self._vault, scopes=scopes)
         left = MAX_BATCHES
-        for scope_id in await self._database.read(partial(_behind, scopes=list(keys))):
+        for scope_id in await self._database.read(_behind, scopes=list(keys)):
             if left > 0:  # somebody waits; the background does the rest
                 left -= 1 + await self.catch_up(scope_id, left) // BATCH
         found, near = await asyncio.gather(
@@ -119,7 +118,7 @@ class Recall:
         degraded |= dict.fromkeys(found.damaged, DAMAGED)
         hits = fuse(found.hits, near, limit * _SPARE) if near else found.hits
         recalled = await self._database.read(
-            partial(_resolve_all, vault=self._vault, hits=hits, scopes=list(keys), limit=limit)
+            _resolve_all, vault=self._vault, hits=hits, scopes=list(keys), limit=limit
         )
         self._note(degraded, time.monotonic() - began)
         return Results(recalled, degraded)
@@ -158,7 +157,7 @@ class Recall:
 
     async def _add_batch(self, scope_id: str) -> int | None:
         """None when nothing is left that can be indexed."""
-        batch = await self._database.read(partial(_lacking, vault=self._vault, scope_id=scope_id))
+        batch = await self._database.read(_lacking, vault=self._vault, scope_id=scope_id)
         documents, upto, damaged = await asyncio.to_thread(_documents, batch)
         if damaged:
             self._tell({scope_id: UNREADABLE.format(count=damaged)})
@@ -166,13 +165,13 @@ class Recall:
             return None
         state = batch.state
         if state is None:
-            state = await self._database.write(partial(index.open_index, scope_id=scope_id))
+            state = await self._database.write(index.open_index, scope_id=scope_id)
         hashes = await asyncio.to_thread(index.hash_terms, state, documents, batch.keys)
-        rows = await self._database.read(partial(index.read_rows, state=state, terms=hashes.values()))
+        rows = await self._database.read(index.read_rows, state=state, terms=hashes.values())
         changes = await asyncio.to_thread(index.add_documents, state, documents, batch.keys, hashes, rows)
         noted = [(row.id, row.version) for row in batch.noted]
         tidy = any(row.kind == "note" for row in batch.noted)
-        await self._database.write(partial(_write, changes=changes, upto=upto, noted=noted, tidy=tidy))
+        await self._database.write(_write, changes=changes, upto=upto, noted=noted, tidy=tidy)
         return len(documents)
 
     async def keep_indexed(self) -> None:
@@ -188,7 +187,7 @@ class Recall:
 
     async def tick(self) -> bool:
         """One bounded piece of that work; whether there was any."""
-        behind = await self._database.read(partial(_all_behind, stuck=self._stuck))
+        behind = await self._database.read(_all_behind, stuck=self._stuck)
         done = 0
         for scope_id, last in behind:
             added = await self.catch_up(scope_id, batches=1)

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sqlalchemy import Connection, bindparam, select, update
-from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from gofer.errors import Conflict, GoferError, Malformed, NotFound
 from gofer.integration import Incoming
@@ -523,9 +521,10 @@ def _insert(connection: Connection, keys: ScopeKeys, made: Memory, at: float | N
     }
     if at is not None:
         columns["valid_from"] = at
-    insert = pg_insert if connection.dialect.name == "postgresql" else sqlite_insert
     row = _columns(made, made.version, LIVE) | columns
-    connection.execute(insert(memories).values(row).on_conflict_do_nothing())
+    connection.execute(
+        fast_sql.upsert(connection.dialect.name, memories).values(row).on_conflict_do_nothing()
+    )
     if at is None:
         here = (memories.c.id == made.id) & (memories.c.version == made.version)
         at = connection.execute(select(memories.c.valid_from).where(here)).scalar_one()
@@ -537,8 +536,9 @@ def _append(connection: Connection, keys: ScopeKeys, before: Memory, state: str,
     version = before.version + 1
     who = seal(keys.seal, by, *_place(before.scope_id, before.id, version), "gist") if by else None
     row = _columns(before, version, state) | {"sealed": None, "gist": who, "size": 0}
-    insert = pg_insert if connection.dialect.name == "postgresql" else sqlite_insert
-    connection.execute(insert(memories).values(row).on_conflict_do_nothing())
+    connection.execute(
+        fast_sql.upsert(connection.dialect.name, memories).values(row).on_conflict_do_nothing()
+    )
 
 
 def _columns(made: Memory, version: int, state: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from gofer.store.encryption import conversation_key
 from gofer.store.tables import memories, secrets, workspaces
 from gofer.vault.envelope import DataKey, MacKey, Vault
 from gofer.vault.errors import Tampered, VaultError
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 CONVERSATION, PERSON, AGENT = "conversation", "person", "agent"
 KEY_NAME = "memory."

@@ -74,12 +74,10 @@ class Outbox:
     async def handle(self, run: Run) -> Outcome:
         """Send everything the binding's ledger holds."""
         binding_id = str(run.claim.payload["binding_id"])
-        before = await self._database.read(partial(ledger.earlier_tries, claim=run.claim))
+        before = await self._database.read(ledger.earlier_tries, claim=run.claim)
         burdened, progressed = run.claim.attempts > 1, False
         while True:
-            part = await self._database.read(
-                partial(ledger.next_part, vault=self._vault, binding_id=binding_id)
-            )
+            part = await self._database.read(ledger.next_part, vault=self._vault, binding_id=binding_id)
             if part is None:
                 return await self._over(run)
             if part.state is ReplyState.SENT and part.confirm_in is not None and part.confirm_in > 0:
@@ -122,7 +120,7 @@ class Outbox:
         return None
 
     async def _later(self, run: Run, part: Part, reason: str, error: Exception) -> Outcome:
-        """Another try; after the last one the part has failed, and what else there is gets tries of its own."""
+        """Try again later. After the last try the part has failed, and the parts behind it get tries of their own."""
         if run.claim.attempts < run.claim.max_attempts:
             return Retry(reason)
         await self._give_up(run, part, f"{reason}: {error}")
@@ -130,7 +128,7 @@ class Outbox:
 
     async def _over(self, run: Run) -> Outcome:
         """The job's end: dead when it had to give up a part, in this try or an earlier one."""
-        failed = await self._database.read(partial(ledger.failures, claim=run.claim))
+        failed = await self._database.read(ledger.failures, claim=run.claim)
         if not failed:
             return Done()
         reason, _, words = str(failed[0].reason).partition(": ")
@@ -148,9 +146,7 @@ class Outbox:
         await self._complete(run, part, outgoing, external_id, connected)
         crash_point("outbox.completed_outside")
         confirm_after = self._late_write_within if before.taken_over else None
-        await self._database.write(
-            partial(ledger.sent, claim=run.claim, part=part, confirm_after=confirm_after)
-        )
+        await self._database.write(ledger.sent, claim=run.claim, part=part, confirm_after=confirm_after)
         crash_point("outbox.sent")
         if (
             part.kind == "error" or ENDS_QUESTION in part.facts
@@ -161,7 +157,7 @@ class Outbox:
         self, run: Run, part: Part, outgoing: Outgoing, connected: LoadedConnection, *, look: bool
     ) -> str:
         integration, account = connected.integration, connected.account
-        await self._database.write(partial(ledger.begin, claim=run.claim, part=part))
+        await self._database.write(ledger.begin, claim=run.claim, part=part)
         crash_point("outbox.begun")
         found = await integration.find(outgoing, account) if look else None
         run.lease.check()
@@ -184,12 +180,12 @@ class Outbox:
                 log.info("reply.vanished", reply=part.id, error=str(error))
             else:
                 return
-            await self._database.write(partial(ledger.vanished, claim=run.claim, part=part))
+            await self._database.write(ledger.vanished, claim=run.claim, part=part)
             external_id = await self._place(run, part, outgoing, connected, look=False)
 
     async def _note(self, run: Run, verb: Callable[[Connection], None]) -> None:
-        """Write what nobody could tell us a second time; while the store is away, again and again for as long as the
-        job is surely ours."""
+        """Write a fact that no service tells twice. While the store is away, this is repeated for as long as the job is
+        surely ours."""
         while True:
             try:
                 return await self._database.write(verb)
@@ -215,21 +211,21 @@ class Outbox:
         except Permanent as error:
             # It was complete before; somebody may have deleted it since.
             log.info("reply.not_confirmed", reply=part.id, error=str(error))
-        await self._database.write(partial(ledger.confirmed, claim=run.claim, part=part))
+        await self._database.write(ledger.confirmed, claim=run.claim, part=part)
 
     async def _give_up(self, run: Run, part: Part, reason: str) -> None:
         # An error's text may hold the address it was about, and with some services that holds the token.
         reason = self._redactor.redact(reason)
         log.error("reply.failed", reply=part.id, reason=reason)
         if part.state is ReplyState.SENT:
-            await self._database.write(partial(ledger.confirmed, claim=run.claim, part=part))
+            await self._database.write(ledger.confirmed, claim=run.claim, part=part)
         else:
-            await self._database.write(partial(ledger.failed, claim=run.claim, part=part, reason=reason))
+            await self._database.write(ledger.failed, claim=run.claim, part=part, reason=reason)
 
     async def _outgoing(self, part: Part, connected: LoadedConnection) -> Outgoing:
         work = None
         if connected.integration.shows_run_summary and part.kind != "note":
-            work = await self._database.read(partial(self._telling.progress, job_id=part.job_id))
+            work = await self._database.read(self._telling.progress, job_id=part.job_id)
         return Outgoing(
             id=part.key,
             conversation=part.ref,
@@ -270,7 +266,7 @@ class FailureNotices:
         if failed.planned_by != ANSWER:
             return ()  # nobody waits for a notice or a greeting, and a notice about a notice would go on for ever
         connected = await self.accounts.all()
-        return await self.database.read(partial(self._about, claim=claim, failed=failed, connected=connected))
+        return await self.database.read(self._about, claim=claim, failed=failed, connected=connected)
 
     def _about(
         self, connection: Connection, claim: Claim, failed: Any, connected: list[LoadedConnection]

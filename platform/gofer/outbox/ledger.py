@@ -60,9 +60,9 @@ class Part:
     unreadable: str = ""
     """Why its words cannot be opened, if they cannot: what was changed or purged behind our back is not sent."""
     lasting: str = ""
-    """What the place is for ever, where it is known by more than its name."""
+    """Stable id of the place when its name can change."""
     stopped_by: str = ""
-    """Why its run ended before the work was done."""
+    """Why the run was stopped before the work was done."""
     narrowed: bool = False
     """Its run had read strangers' text."""
 
@@ -102,8 +102,8 @@ def next_part(connection: Connection, vault: Vault, binding_id: str) -> Part | N
 
 
 def outside_key(reply: Any) -> str:
-    """The same over every retry, and never again: after a restore, jobs get numbers that others had before, whose
-    replies are still out there."""
+    """The key under which a service finds this part: the same in every retry, and unique for ever. A restored backup
+    gives jobs numbers that others had before, whose replies are still out there, so the number alone is not enough."""
     return f"gofer-{reply.job_id}-{reply.kind}-{reply.part}-{int(reply.created_at * 1000):x}"
 
 
@@ -137,7 +137,7 @@ def ended_questions(connection: Connection, vault: Vault, job_id: int) -> list[t
 
 
 def _is_ended(connection: Connection, content: Mapping[str, Any]) -> bool:
-    """Whether it offers choices to a question that nobody is to answer any more."""
+    """Whether the part offers choices for a question that is closed."""
     if not content.get("choices"):
         return False
     ended = (questions.c.id == content["question"]) & questions.c.answered_at.is_not(None)
@@ -213,13 +213,13 @@ class Before:
     """How earlier tries of a deliver job ended."""
 
     taken_over: bool
-    """One ended in silence, so that a late edit of it may still come."""
+    """Whether a try ended in silence. A late edit of it may still arrive."""
     unsure_for: float | None
-    """Seconds since one ended without knowing what became of its last request; None when all knew."""
+    """Seconds since a try ended without knowing whether its last request arrived; None when all of them knew."""
 
 
 def earlier_tries(connection: Connection, claim: Claim) -> Before:
-    """What is to be known of the tries before this one."""
+    """Read how the tries before this one ended."""
     rows = connection.execute(_EARLIER, {"job": claim.id, "current": claim.fence}).all()
     unsure = [float(row.ago or 0) for row in rows if row.outcome == "lost" or row.reason in IN_DOUBT]
     if all(row.outcome is None for row in rows):

@@ -157,15 +157,15 @@ class ProgressUpdater:
     async def _show_goal(self, job_id: int, over: bool) -> None:
         # One after the other, and each reads how far the goal is by then: the last one shows the newest.
         async with self._goals.setdefault(job_id, asyncio.Lock()):
-            place = await self._database.read(partial(_goal_place, job_id=job_id))
+            place = await self._database.read(_goal_place, job_id=job_id)
             if place is None:
                 return
             connected = await self._accounts.get(place.connection_id)
             if not connected.integration.progress_every:
                 return
-            shown = await self._database.read(partial(_shown, job_id=job_id))
+            shown = await self._database.read(_shown, job_id=job_id)
             if not over:
-                progress = await self._database.read(partial(self._telling.progress, job_id=job_id))
+                progress = await self._database.read(self._telling.progress, job_id=job_id)
                 await self._put(connected, job_id, place.ref, progress, shown)
             elif shown:
                 await self._clear(connected, job_id, place.ref, shown)
@@ -197,7 +197,7 @@ class ProgressUpdater:
         every = connected.integration.progress_every
         if not every:
             return
-        shown = await self._database.read(partial(_shown, job_id=companion.claim.id))
+        shown = await self._database.read(_shown, job_id=companion.claim.id)
         words_every = connected.integration.words_every(companion.ref, connected.account)
         while not companion.ended:
             with contextlib.suppress(Exception):
@@ -211,12 +211,10 @@ class ProgressUpdater:
     async def _show(self, companion: Companion, connected: LoadedConnection, shown: str) -> str:
         companion.shown_words = companion.words
         progress = await self._database.read(
-            partial(
-                self._telling.progress,
-                job_id=companion.claim.id,
-                waits_for=companion.waits_for,
-                words=companion.words,
-            )
+            self._telling.progress,
+            job_id=companion.claim.id,
+            waits_for=companion.waits_for,
+            words=companion.words,
         )
         return await self._put(connected, companion.claim.id, companion.ref, progress, shown)
 
@@ -233,7 +231,7 @@ class ProgressUpdater:
 
     async def _clear(self, connected: LoadedConnection, job_id: int, ref: str, shown: str) -> None:
         await connected.integration.clear_progress(ref, shown, connected.account)
-        await self._database.write(partial(_forget, job_id=job_id))
+        await self._database.write(_forget, job_id=job_id)
 
     async def _keep_sweeping(self) -> None:
         while True:
@@ -280,7 +278,7 @@ def _ended_well(claim: Claim, outcome: Outcome | None) -> bool | None:
 
 
 def _waits_for(outcome: Outcome | None) -> str:
-    """What a run that is not over waits for, if anybody would wonder; another try comes soon enough."""
+    """What an unfinished run waits for, if people should know. A retry comes soon enough and is not told."""
     match outcome:
         case Wait():
             return "an answer"
@@ -326,7 +324,7 @@ class RunSummary:
     public_url: str
 
     def progress(self, connection: Connection, job_id: int, waits_for: str = "", words: str = "") -> Progress:
-        """How one run is getting on."""
+        """Read how far a run is."""
         if (goal := _goal_of(connection, job_id)) is not None:
             return self._goal_progress(connection, goal)
         steps, doing = _steps(connection, job_id)
@@ -463,7 +461,7 @@ def _is_slow(connection: Connection, job_id: int) -> bool:
 
 
 def _seconds(connection: Connection, job_id: int) -> float:
-    """For how long it was worked on, over every try."""
+    """How many seconds the run worked, over all tries."""
     spent = func.sum(func.coalesce(attempts.c.ended_at, now()) - attempts.c.started_at)
     query = select(func.coalesce(spent, 0)).where(attempts.c.job_id == job_id)
     return max(0.0, float(connection.execute(query).scalar_one()))
@@ -501,7 +499,7 @@ async def end_questions(database: Database, vault: Vault, accounts: LoadedConnec
     """
     try:
         for connection_id, ref, external_id in await database.read(
-            partial(ended_questions, vault=vault, job_id=job_id)
+            ended_questions, vault=vault, job_id=job_id
         ):
             connected = await accounts.get(connection_id)
             await connected.integration.end_question(ref, external_id, connected.account)

@@ -49,7 +49,7 @@ from gofer.store.tables import (
     spends,
 )
 from gofer.vault.envelope import Vault
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 if TYPE_CHECKING:
     from gofer.app import Platform

@@ -9,15 +9,18 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from gofer.errors import NotFound
 from gofer.releases.wheel import ReleaseRefused
 from gofer_supervisor.home import Home
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+# The library's keys are loaded where they are used: a server seldom sees one, and they are 0.8 MiB.
 
 SIGNED = b"gofer release\0"
 """What a signature is over begins so, and nothing else that is signed does."""
@@ -27,6 +30,9 @@ TRUSTED = "trusted"
 
 def sign(manifest: Mapping[str, Any], key: Path) -> dict[str, str]:
     """A signature over a manifest, by an Ed25519 key in PEM form."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     try:
         private = serialization.load_pem_private_key(key.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
@@ -51,6 +57,9 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 def trust_key(home: Home, key: Path) -> str:
     """Believe releases that are signed with this public key from now on; returns its id."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     try:
         public = serialization.load_pem_public_key(key.read_bytes())
     except (OSError, ValueError) as error:
@@ -72,6 +81,8 @@ def untrust_key(home: Home, id_: str) -> None:
 
 def trusted_keys(home: Home) -> dict[str, Ed25519PublicKey]:
     """The keys that releases may be signed with, by id. A file that holds no key is none."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     found: dict[str, Ed25519PublicKey] = {}
     for place in Path(home.path, TRUSTED).glob("*.pub"):
         with contextlib.suppress(ValueError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import structlog
@@ -51,7 +50,7 @@ class AgentSync:
         # A route may name a connection that is made only later.
         seen = (specs, await self._database.read(_every_connection))
         if seen != self._seen:
-            await self._database.write(partial(sync_agents, workspace_id=self._workspace_id, specs=specs))
+            await self._database.write(sync_agents, workspace_id=self._workspace_id, specs=specs)
             log.info("agents.synced", agents=[spec.name for spec in specs])
         self._seen = seen
 

@@ -273,9 +273,7 @@ class Answerer:
 
     async def _admitted(self, claim: Claim, to: int | None = None) -> list[StoredMessage]:
         """The messages that the job covers, up to a number or to the last, admitted."""
-        found = await self._database.read(
-            partial(unread, vault=self._vault, claim=claim, after=claim.covers_from)
-        )
+        found = await self._database.read(unread, vault=self._vault, claim=claim, after=claim.covers_from)
         return await self._admitter.admit(claim, [read for read in found if to is None or read.seq <= to])
 
     async def _run(self, run: Run, asker: StoredMessage, spec: AgentSpec) -> Outcome:
@@ -298,7 +296,7 @@ class Answerer:
         if isinstance(ports.memories, StoreMemories) and isinstance(end, Answered):
             ports.memories.answered(end.text)
         if self._settings.memory_v1 and claim.participant_id and await loop.fullness() > FULL:
-            await self._database.write(partial(ensure_summing_up, participant=claim.participant_id))
+            await self._database.write(ensure_summing_up, participant=claim.participant_id)
         # Others may have joined in meanwhile: the reply goes to the last person the run has heard.
         last = _asker(await self._admitted(claim, end.included_to))
         return await self._outcome(claim, last or asker, end, spec.limits)
@@ -357,7 +355,7 @@ class Answerer:
     async def _spec(self, claim: Claim) -> AgentSpec:
         """The agent as its file says now, with the model chosen for this conversation. The first agent needs no file.
         Raises ConfigError for another one whose file is gone."""
-        name, model = await self._database.read(partial(_name_and_model, asked=_asked_name(claim)))
+        name, model = await self._database.read(_name_and_model, asked=_asked_name(claim))
         try:
             spec = self._agents.get(name)
         except NotFound as error:
@@ -395,12 +393,10 @@ class Answerer:
         if asker.trust is not Trust.OWNER:
             return []
         known = await self._database.read(
-            partial(
-                linked_identities,
-                workspace_id=here.workspace_id,
-                integration=here.integration.name,
-                subject=asker.message.author.id,
-            )
+            linked_identities,
+            workspace_id=here.workspace_id,
+            integration=here.integration.name,
+            subject=asker.message.author.id,
         )
         tools: list[Tool[Any]] = []
         for connected in await self._accounts.all() if known else ():
@@ -517,7 +513,7 @@ class Answerer:
         caps = limits.caps(background=asker.message.event == SCHEDULE)
         zone = self._settings.timezone
         found = await self._database.read(
-            partial(nearly_used, claim=claim, caps=caps, warn_at=limits.warn_at, timezone=zone)
+            nearly_used, claim=claim, caps=caps, warn_at=limits.warn_at, timezone=zone
         )
         if found is None:
             return ""
@@ -528,7 +524,7 @@ class Answerer:
         self, claim: Claim, asker: StoredMessage, after: float, reason: str
     ) -> tuple[Draft, ...]:
         """A note that it takes longer, for people who wait long enough to wonder. Nobody waits for a schedule."""
-        so_far = await self._database.read(partial(waited, job_id=claim.id))
+        so_far = await self._database.read(waited, job_id=claim.id)
         if so_far + after < NOTICED or asker.message.event == SCHEDULE:
             return ()
         until = clock_time(time.time() + after, self._settings.timezone, today=time.time())
@@ -540,13 +536,13 @@ class Answerer:
         money again."""
         zone = self._settings.timezone
         if asker.message.event == SCHEDULE and await self._database.read(
-            partial(ran_out_before, claim=claim, code=code, timezone=zone)
+            ran_out_before, claim=claim, code=code, timezone=zone
         ):
             return ()
         return await self._drafts(claim, asker, text, "final", code, said="")
 
     async def _cost(self, claim: Claim) -> float:
-        return await self._database.read(partial(cost_of_job, job_id=claim.id))
+        return await self._database.read(cost_of_job, job_id=claim.id)
 
     async def _drafts(
         self,
@@ -566,7 +562,7 @@ class Answerer:
         said = None if said == text else said
         connection_id = asker.connection_id if asker is not None else claim.connection_id
         binding = await self._database.read(
-            partial(binding_of, conversation_id=claim.conversation_id, connection_id=connection_id)
+            binding_of, conversation_id=claim.conversation_id, connection_id=connection_id
         )
         if binding is None or connection_id is None:
             return ()

@@ -27,6 +27,7 @@ from gofer.agent.model import Model
 from gofer.agent.models.offline import Offline
 from gofer.agent.prices import Prices
 from gofer.agent.state import Listener
+from gofer.agent.tools.bash import MAX_CHARACTERS, Masker, NoMask
 from gofer.agent.tools.builtin import (
     EARLIER_ANSWER,
     REMEMBER,
@@ -35,7 +36,6 @@ from gofer.agent.tools.builtin import (
     recall_tool,
     remember_tool,
 )
-from gofer.agent.tools.output import MAX_CHARACTERS, Masker, NoMask
 from gofer.agent.tools.registry import RECALL, Policy, ToolRegistry, ToolRunner
 from gofer.mcp.settings import RunServers
 from gofer.runs.agent_files import AgentSpec

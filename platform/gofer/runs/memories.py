@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import structlog
@@ -80,15 +79,13 @@ class StoreMemories:
         return records.turn_id(self._conversation, seq)
 
     async def rules(self) -> KnownRules:
-        return await self._database.read(partial(rules_of_run, vault=self._vault, claim=self._claim))
+        return await self._database.read(rules_of_run, vault=self._vault, claim=self._claim)
 
     async def get(self, memory_id: str, *, narrowed: bool = False) -> Recollection:
         if (number := _NUMBER.fullmatch(memory_id)) is not None:
             memory_id = self.turn_id(int(number[1]))
         scopes = await self._scopes(narrowed)
-        found = await self._database.read(
-            partial(_resolved, vault=self._vault, memory_id=memory_id, scopes=scopes)
-        )
+        found = await self._database.read(_resolved, vault=self._vault, memory_id=memory_id, scopes=scopes)
         self._use(memory_id in self._shown)
         return found
 
@@ -103,12 +100,10 @@ class StoreMemories:
 
     async def _scopes(self, narrowed: bool) -> tuple[str, ...]:
         return await self._database.read(
-            partial(
-                audience,
-                conversation_id=self._conversation,
-                agents=[self._claim.agent_id] if self._claim.agent_id else (),
-                narrowed=narrowed,
-            )
+            audience,
+            conversation_id=self._conversation,
+            agents=[self._claim.agent_id] if self._claim.agent_id else (),
+            narrowed=narrowed,
         )
 
     async def search(self, query: str, *, narrowed: bool) -> Sequence[Recollection]:
@@ -134,7 +129,7 @@ class StoreMemories:
             return []
         try:
             results = await self._recall.search(await self._scopes(narrowed), said, 2 * REMINDERS)
-            epochs = await self._database.read(partial(_epochs, agent_id=self._claim.agent_id))
+            epochs = await self._database.read(_epochs, agent_id=self._claim.agent_id)
         except GoferError as error:
             # Whatever is wrong with memories, the agent answers from its context.
             log.warning("memory.degraded", error=str(error), fix="gofer memory reindex")
@@ -165,39 +160,33 @@ class StoreMemories:
         if results.degraded:
             data = {"what": "degraded", "scopes": sorted(results.degraded), "reason": "memory.degraded"}
             await self._database.write(
-                partial(
-                    record_event,
-                    kind="memory.degraded",
-                    workspace_id=self._claim.workspace_id,
-                    conversation_id=self._conversation,
-                    data={**data, "job_id": self._claim.id},
-                )
+                record_event,
+                kind="memory.degraded",
+                workspace_id=self._claim.workspace_id,
+                conversation_id=self._conversation,
+                data={**data, "job_id": self._claim.id},
             )
 
     async def remember(self, text: str, audience: str, call_id: str, *, narrowed: bool) -> str:
         return await self._database.write(
-            partial(
-                _remember,
-                vault=self._vault,
-                claim=self._claim,
-                text=text,
-                wanted=audience,
-                call_id=call_id,
-                narrowed=narrowed,
-            )
+            _remember,
+            vault=self._vault,
+            claim=self._claim,
+            text=text,
+            wanted=audience,
+            call_id=call_id,
+            narrowed=narrowed,
         )
 
     async def around(
         self, memory_id: str, count: int
     ) -> tuple[Sequence[Recollection], Sequence[Recollection]]:
         return await self._database.read(
-            partial(
-                _neighbours,
-                vault=self._vault,
-                memory_id=memory_id,
-                count=count,
-                conversation_id=self._conversation,
-            )
+            _neighbours,
+            vault=self._vault,
+            memory_id=memory_id,
+            count=count,
+            conversation_id=self._conversation,
         )
 
 

@@ -113,7 +113,7 @@ class MemoryManager:
             return Done()
 
     async def _tidy_notes(self, claim: Claim, scope_id: str) -> None:
-        agent_id, name = await self._database.read(partial(_agent_of, scope_id=scope_id))
+        agent_id, name = await self._database.read(_agent_of, scope_id=scope_id)
         claim = claim._replace(agent_id=agent_id)
         asked = await self._model(claim, name)
         judge = partial(self._judge, *asked) if asked is not None else None
@@ -161,7 +161,7 @@ class MemoryManager:
         return (model, made) if made.check_start(State(background=True)) is None else None
 
     async def _sum_up(self, claim: Claim, participant: str, *, quiet: bool) -> None:
-        row = await self._database.read(partial(_idle, participant=participant))
+        row = await self._database.read(_idle, participant=participant)
         if row is None:
             return
         claim = claim._replace(
@@ -173,9 +173,7 @@ class MemoryManager:
         try:
             point = await self._summary(claim, row, asked, HALF_FULL if quiet else FULL)
             if point is not None:
-                await self._database.write(
-                    partial(_keep, vault=self._vault, claim=claim, before=row, point=point)
-                )
+                await self._database.write(_keep, vault=self._vault, claim=claim, before=row, point=point)
                 crash_point("memory.tidied")
         except (NotFound, TimeoutError):
             return  # purged, or the model is slow: the next run's end, or the next quiet, tries again
@@ -266,11 +264,11 @@ async def keep_tidy(database: Database, quiet: float) -> None:
 
 async def tick(database: Database, quiet: float, looked: dict[str, int]) -> int:
     """One look; returns how many jobs it has made."""
-    found = await database.read(partial(_quiet, quiet=quiet, looked=looked))
+    found = await database.read(_quiet, quiet=quiet, looked=looked)
     made = 0
     for row in found:
         looked[row.id] = row.last_seq
-        made += await database.write(partial(ensure_summing_up, participant=row.id, quiet=True))
+        made += await database.write(ensure_summing_up, participant=row.id, quiet=True)
     if len(looked) > 100_000:
         looked.clear()
     return made

@@ -6,7 +6,6 @@ A key that is put into the vault works from the next run on, without a restart.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 import httpx2
 import structlog
@@ -41,9 +40,7 @@ class ModelKeys:
 
     async def catalogue(self, workspace_id: str) -> Catalogue:
         """The models that can be used now."""
-        kept = await self._database.read(
-            partial(secrets_of, vault=self._vault, workspace_id=workspace_id, owner="")
-        )
+        kept = await self._database.read(secrets_of, vault=self._vault, workspace_id=workspace_id, owner="")
         keys = {name: secret.reveal() for name, secret in kept.items()}
         problem = await asyncio.to_thread(self._read_own)
         providers = self._providers(keys)

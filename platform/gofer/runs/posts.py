@@ -11,7 +11,6 @@ import asyncio
 import base64
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -118,23 +117,15 @@ def _bound_to(mark: str, conversation_id: str, agent_id: str | None) -> tuple[st
     return (POST, mark, conversation_id, agent_id or "")
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Poster:
     """Handles posts."""
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        vault: Vault,
-        accounts: LoadedConnections,
-        redactor: Redactor,
-        agents: AgentFiles,
-    ) -> None:
-        self._database = database
-        self._vault = vault
-        self._accounts = accounts
-        self._redactor = redactor
-        self._agents = agents
+    database: Database
+    vault: Vault
+    accounts: LoadedConnections
+    redactor: Redactor
+    agents: AgentFiles
 
     async def handle(self, run: Run) -> Outcome:
         """Say it; or ask, and end when the answer is there."""
@@ -143,11 +134,11 @@ class Poster:
             return Done(reason=LATE)
         crash_point("post.saying")
         try:
-            post, place, name, about = await self._database.read(partial(self._read, claim=claim))
+            post, place, name, about = await self.database.read(self._read, claim=claim)
         except (NotFound, Tampered, KeyError, ValueError):
             return Dead("post.unreadable")
         if claim.payload.get("asks"):
-            answered = await StoreQuestions(self._database, self._vault, claim).answer(ASKED)
+            answered = await StoreQuestions(self.database, self.vault, claim).answer(ASKED)
             if answered is not None:
                 return Done(reason=UNANSWERED if answered.expired else "")
         draft = await self._draft(post, place, name, about)
@@ -159,24 +150,24 @@ class Poster:
 
     def _read(self, connection: Connection, claim: Claim) -> tuple[Post, Any, str, StoredMessage | None]:
         conversation_id, payload = str(claim.conversation_id), claim.payload
-        key = conversation_key(connection, self._vault, conversation_id)
+        key = conversation_key(connection, self.vault, conversation_id)
         bound = _bound_to(str(payload["mark"]), conversation_id, claim.agent_id)
         opened: Mapping[str, Any] = unseal(key, base64.b64decode(payload["sealed"]), *bound)
         name = connection.execute(select(agents.c.name).where(agents.c.id == claim.agent_id)).scalar() or ""
         answers = payload.get("answers")
-        about = None if answers is None else _answered(connection, self._vault, conversation_id, int(answers))
+        about = None if answers is None else _answered(connection, self.vault, conversation_id, int(answers))
         place = _place(connection, conversation_id, about.connection_id if about is not None else None)
         return Post(**opened), place, name, about
 
     async def _draft(self, post: Post, place: Any, name: str, about: StoredMessage | None) -> Draft:
         """A program's words: the conversation keeps them with a stranger's trust, unless the file of an external agent
         says that it is trusted."""
-        connected = await self._accounts.get(place.connection_id)
-        known = {spec.name: spec for spec in in_force(await asyncio.to_thread(self._agents.look))}
+        connected = await self.accounts.get(place.connection_id)
+        known = {spec.name: spec for spec in in_force(await asyncio.to_thread(self.agents.look))}
         signature = f"**{name}**\n\n" if name and len(known) > 1 else ""
         trusted = name in known and known[name].runtime is not None and known[name].external.trusted
         choices = "".join(f"\n- {choice}" for choice in post.choices)
-        text = self._redactor.redact(post.text + choices)
+        text = self.redactor.redact(post.text + choices)
         parts = tuple(await asyncio.to_thread(connected.integration.split, signature + text))
         return Draft(
             place.id,

@@ -15,7 +15,6 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,11 +78,11 @@ class RunIdentity:
         """The agent with its identity, which stays the same for the whole run; and the name of that identity in the
         journal."""
         blobs = StoreBlobs(self.database, self.vault, str(claim.conversation_id))
-        begun = await self.database.read(partial(started_with, job_id=claim.id))
+        begun = await self.database.read(started_with, job_id=claim.id)
         kept = await blobs.get(begun) if begun else b""
         if begun is not None and kept is not None:
             return spec.model_copy(update={"instructions": kept.decode()}), (begun, "")
-        person = await self.database.read(partial(private_person, conversation_id=str(claim.conversation_id)))
+        person = await self.database.read(private_person, conversation_id=str(claim.conversation_id))
         packet = await asyncio.to_thread(self.agents.packet, spec, person)
         name = await blobs.put(packet.text.encode(), "text/markdown") if packet.text else ""
         return spec.model_copy(update={"instructions": packet.text}), (name, packet.digest)
@@ -92,7 +91,7 @@ class RunIdentity:
         """The tool to propose who it is. An agent in flat files has it, too: it is told what has to be done first."""
         if not self.agents.layered:
             return []
-        person = await self.database.read(partial(private_person, conversation_id=str(claim.conversation_id)))
+        person = await self.database.read(private_person, conversation_id=str(claim.conversation_id))
         return [proposal_tool(self.database, self.vault, self.agents, claim, spec.name, person)]
 
 
@@ -133,7 +132,7 @@ def proposal_tool(
         try:
             made = await asyncio.to_thread(_proposal, agents, agent, person, arguments)
             await database.write(
-                partial(submit_proposal, vault=vault, claim=claim, call_id=context.call_id, proposal=made)
+                submit_proposal, vault=vault, claim=claim, call_id=context.call_id, proposal=made
             )
         except GoferError as error:
             return ToolResult(str(error), is_error=True)
@@ -246,36 +245,27 @@ def submit_proposal(
     )
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Proposals:
     """Handles proposal jobs."""
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        vault: Vault,
-        accounts: LoadedConnections,
-        directory: Path,
-    ) -> None:
-        self._database = database
-        self._vault = vault
-        self._accounts = accounts
-        self._directory = directory
+    database: Database
+    vault: Vault
+    accounts: LoadedConnections
+    directory: Path
 
     async def handle(self, run: Run) -> Outcome:
         """Ask; when an owner has approved, write."""
         claim = run.claim
         try:
-            proposal = await self._database.read(partial(_opened, vault=self._vault, claim=claim))
+            proposal = await self.database.read(_opened, vault=self.vault, claim=claim)
         except (NotFound, Tampered, KeyError, TypeError, ValueError):
             return Dead("proposal.unreadable")
         about = f"{PROPOSAL} {claim.payload['mark']}"
-        given = await self._database.read(
-            partial(answer_to, vault=self._vault, job_id=claim.id, call_id=about)
-        )
+        given = await self.database.read(answer_to, vault=self.vault, job_id=claim.id, call_id=about)
         if not given.asked or given.open:
-            connected = await self._accounts.all()
-            return await self._database.read(partial(_ask, claim, connected, proposal, about))
+            connected = await self.accounts.all()
+            return await self.database.read(_ask, claim, connected, proposal, about)
         by = display_name(given.by) or "An owner"
         if given.text != APPROVE:
             words = (
@@ -285,18 +275,18 @@ class Proposals:
             )
             return await self._end(claim, words, "" if given.text else "question.expired")
         crash_point("proposal.approved")
-        written = await asyncio.to_thread(_write, self._directory, proposal)
+        written = await asyncio.to_thread(_write, self.directory, proposal)
         crash_point("proposal.written")
-        if not written and not await self._database.read(partial(_was_noted, job_id=claim.id)):
+        if not written and not await self.database.read(_was_noted, job_id=claim.id):
             return await self._end(claim, STALE.format(by=by, file=proposal.file), "proposal.stale")
-        await self._database.write(partial(_note, claim=claim, proposal=proposal, by=by))
+        await self.database.write(_note, claim=claim, proposal=proposal, by=by)
         crash_point("proposal.noted")
         return await self._end(claim, APPLIED.format(by=by, file=proposal.file))
 
     async def _end(self, claim: Claim, words: str, reason: str = "") -> Outcome:
         """Tell where it was proposed what became of it."""
-        binding = await self._database.read(
-            partial(binding_of, conversation_id=claim.conversation_id, connection_id=claim.connection_id)
+        binding = await self.database.read(
+            binding_of, conversation_id=claim.conversation_id, connection_id=claim.connection_id
         )
         drafts = (Draft(binding, (words,), "note"),) if binding is not None else ()
         return Done(drafts, reason=reason)
@@ -311,7 +301,7 @@ def _opened(connection: Connection, vault: Vault, claim: Claim) -> Proposal:
 
 
 def _ask(
-    claim: Claim, connected: list[LoadedConnection], proposal: Proposal, about: str, connection: Connection
+    connection: Connection, claim: Claim, connected: list[LoadedConnection], proposal: Proposal, about: str
 ) -> Outcome:
     # A fence in the text would end ours.
     shown = proposal.diff.replace("```", "`\u200b``")

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -401,7 +400,7 @@ class Shells:
                 for conversation_id in purged:
                     await asyncio.to_thread(remove_shell_files, self._directory, conversation_id)
                 for key, shell in list(self._open.items()):
-                    closed = await self._database.read(partial(_kept, key=key)) is None
+                    closed = await self._database.read(_kept, key=key) is None
                     if self._busy[key].locked():
                         continue
                     if closed and shell.sandbox is not None:
@@ -529,7 +528,7 @@ class Shells:
     async def _user_of(self, claim: Claim, trust: Trust) -> dict[str, int]:
         """The user of the conversation's own shell, which lives from here on at the latest."""
         key = (str(claim.conversation_id), str(claim.agent_id))
-        kept = await self._database.read(partial(_kept, key=key))
+        kept = await self._database.read(_kept, key=key)
         if kept is not None and is_alive(kept[0].reference):
             return {"uid": kept[0].reference.uid, "gid": kept[0].reference.gid}
         shell = self._open.get(key)
@@ -560,7 +559,7 @@ class Shells:
         return Level.NONE if self._kind == "unconfined" else Level.ISOLATED
 
     async def _get(self, claim: Claim, key: tuple[str, str], trust: Trust) -> ConversationShell:
-        kept = await self._database.read(partial(_kept, key=key))
+        kept = await self._database.read(_kept, key=key)
         risen = kept is not None and rank(trust.value) > rank(kept[1].value)
         shell = self._open.get(key)
         if shell is not None and (risen or kept is None):
@@ -617,7 +616,7 @@ class Shells:
                 await self._put(claim, shell.sandbox, trust)
 
     async def _put(self, claim: Claim, sandbox: Sandbox, trust: Trust) -> None:
-        await self._database.write(partial(_put, claim=claim, record=sandbox.record.to_json(), trust=trust))
+        await self._database.write(_put, claim=claim, record=sandbox.record.to_json(), trust=trust)
 
 
 def make_provider(settings: Settings) -> Provider | None:

@@ -15,7 +15,6 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, bindparam, case, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.agent.limits import Scope, Short
 from gofer.agent.prices import MICROS
@@ -53,9 +52,7 @@ class StoreLedger:
         asked: dict[str, Any] = {
             "claim": self._claim, "key": key, "amount": amount, "timezone": self._timezone, "goal_id": self._goal_id,
         }  # fmt: skip
-        budget = (
-            await self._database.read(partial(goal_budget, goal_id=self._goal_id)) if self._goal_id else None
-        )
+        budget = await self._database.read(goal_budget, goal_id=self._goal_id) if self._goal_id else None
         if budget is not None:
             caps = {**caps, "goal": budget}
         verb = partial(reserve, **asked, caps=dict(caps), background=background)
@@ -69,15 +66,13 @@ class StoreLedger:
 
     async def settle(self, key: str, amount: int, model: str = "") -> None:
         await self._database.write(
-            partial(
-                settle,
-                claim=self._claim,
-                key=key,
-                amount=amount,
-                model=model,
-                timezone=self._timezone,
-                goal_id=self._goal_id,
-            )
+            settle,
+            claim=self._claim,
+            key=key,
+            amount=amount,
+            model=model,
+            timezone=self._timezone,
+            goal_id=self._goal_id,
         )
 
 
@@ -282,16 +277,14 @@ def _put(
         "background": background,
         "goal_id": goal_id,
     }
-    fast_sql.fetch(connection, _PUT[connection.dialect.name], row)
+    fast_sql.fetch(connection, _putting(connection.dialect.name), row)
 
 
-def _putting(dialect: Any) -> Any:
-    insert = dialect.insert(spends)
+@cache
+def _putting(dialect: str) -> Any:
+    insert = fast_sql.upsert(dialect, spends)
     kept = {name: insert.excluded[name] for name in ("micros", "settled", "day", "background")}
     return insert.on_conflict_do_update(index_elements=["job_id", "key"], set_=kept)
-
-
-_PUT = {"sqlite": _putting(sqlite), "postgresql": _putting(postgresql)}
 
 
 def ran_out_before(connection: Connection, claim: Claim, code: str, timezone: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Integer, bindparam, select, type_coerce, update
@@ -72,15 +71,13 @@ class StoreJournal:
     async def append(self, kind: str, data: dict[str, Any], parent_id: int | None = None) -> int:
         crash_point("journal.appending")
         event_id = await self._database.write(
-            partial(
-                append_event,
-                vault=self._vault,
-                claim=self._claim,
-                kind=kind,
-                data=data,
-                parent_id=parent_id,
-                memory=self._memory,
-            )
+            append_event,
+            vault=self._vault,
+            claim=self._claim,
+            kind=kind,
+            data=data,
+            parent_id=parent_id,
+            memory=self._memory,
         )
         crash_point("journal.appended")
         if kind in SHRINKING:
@@ -89,13 +86,11 @@ class StoreJournal:
 
     async def load(self) -> Sequence[JournalEvent]:
         return await self._database.read(
-            partial(
-                load_events,
-                vault=self._vault,
-                conversation_id=_of(self._claim),
-                job_id=self._claim.id,
-                redact=self._redact,
-            )
+            load_events,
+            vault=self._vault,
+            conversation_id=_of(self._claim),
+            job_id=self._claim.id,
+            redact=self._redact,
         )
 
 
@@ -198,14 +193,14 @@ class StoreInbox:
 
     async def unread(self, after: int) -> Sequence[ConversationMessage]:
         claim = self._run.claim
-        found = await self._database.read(partial(unread, vault=self._vault, claim=claim, after=after))
+        found = await self._database.read(unread, vault=self._vault, claim=claim, after=after)
         own = agent_author(claim.agent_id or "")
         admitted = await self._admitter.admit(
             claim, [read for read in found if read.message.author.id != own]
         )
         if any(read.message.quote_is_ours for read in admitted):
             admitted = await self._database.read(
-                partial(_with_origins, vault=self._vault, claim=claim, admitted=admitted)
+                _with_origins, vault=self._vault, claim=claim, admitted=admitted
             )
         return [conversation_message(read, files=await self._files.place(read)) for read in admitted]
 
@@ -277,12 +272,10 @@ class FilesIn:
         path = f"inbox/{seq}-{number}-{_clean_name(name)}"
         if path not in self._placed and self._write is not None:
             content = await self._database.read(
-                partial(
-                    read_blob,
-                    vault=self._vault,
-                    conversation_id=_of(self._claim),
-                    digest=ref.removeprefix(BLOB_REF),
-                )
+                read_blob,
+                vault=self._vault,
+                conversation_id=_of(self._claim),
+                digest=ref.removeprefix(BLOB_REF),
             )
             await self._write(path, content)
             self._placed.add(path)
@@ -340,19 +333,15 @@ class StoreHistory:
         self._memory = memory
 
     async def summary(self) -> Summary | None:
-        return await self._database.read(
-            partial(_summary, vault=self._vault, claim=self._claim, memory=self._memory)
-        )
+        return await self._database.read(_summary, vault=self._vault, claim=self._claim, memory=self._memory)
 
     async def between(self, after: int, to: int, *, newest: int) -> Sequence[ConversationMessage]:
         return await self._database.read(
-            partial(_between, vault=self._vault, claim=self._claim, after=after, to=to, newest=newest)
+            _between, vault=self._vault, claim=self._claim, after=after, to=to, newest=newest
         )
 
     async def answer(self, number: int) -> str | None:
-        return await self._database.read(
-            partial(_own_answer, vault=self._vault, claim=self._claim, number=number)
-        )
+        return await self._database.read(_own_answer, vault=self._vault, claim=self._claim, number=number)
 
 
 def _summary(connection: Connection, vault: Vault, claim: Claim, memory: bool) -> Summary | None:
@@ -466,9 +455,7 @@ class StoreQuestions:
         self._claim = claim
 
     async def answer(self, call_id: str) -> QuestionAnswer | None:
-        return await self._database.read(
-            partial(_answer, vault=self._vault, claim=self._claim, call_id=call_id)
-        )
+        return await self._database.read(_answer, vault=self._vault, claim=self._claim, call_id=call_id)
 
 
 def _answer(connection: Connection, vault: Vault, claim: Claim, call_id: str) -> QuestionAnswer | None:
@@ -492,19 +479,17 @@ class StoreBlobs:
 
     async def put(self, data: bytes, media_type: str) -> str:
         return await self._database.write(
-            partial(
-                put_blob,
-                vault=self._vault,
-                conversation_id=self._conversation_id,
-                data=data,
-                media_type=media_type,
-            )
+            put_blob,
+            vault=self._vault,
+            conversation_id=self._conversation_id,
+            data=data,
+            media_type=media_type,
         )
 
     async def get(self, ref: str) -> bytes | None:
         try:
             return await self._database.read(
-                partial(read_blob, vault=self._vault, conversation_id=self._conversation_id, digest=ref)
+                read_blob, vault=self._vault, conversation_id=self._conversation_id, digest=ref
             )
         except NotFound:
             return None

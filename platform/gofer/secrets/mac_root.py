@@ -15,7 +15,7 @@ from gofer.secrets.key_check import sealing_key
 from gofer.secrets.secret_store import PLATFORM, get_secret, write_secret
 from gofer.store.tables import secrets, workspaces
 from gofer.vault.envelope import MacKeys, Vault
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 ROOT = "mac_root"
 _ROOT_BYTES = 32

@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, Row, Table, bindparam, select
@@ -50,7 +49,7 @@ async def rotate_master_key(database: Database, vault: Vault) -> Rotation:
     if vault.ring.path is not None:
         await asyncio.to_thread(vault.ring.add_key)
         crash_point("key.added")
-    done = await database.write(partial(rotate, vault=vault))
+    done = await database.write(rotate, vault=vault)
     crash_point("key.rewrapped")
     if vault.ring.path is None:
         return done

@@ -15,7 +15,7 @@ from gofer.store.ids import new_id
 from gofer.store.tables import secrets
 from gofer.vault.envelope import Vault, aad
 from gofer.vault.keyring import MasterKey
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 PLATFORM = "gofer"
 """The owner of what the platform keeps for itself, which nobody can list, change or delete as a secret."""

@@ -43,7 +43,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a look at the whole log found."""
+    """The result of a check of the whole log."""
 
     entries: int
     head: Head | None
@@ -64,7 +64,7 @@ def append(connection: Connection, facts: Mapping[str, Any]) -> int:
 
 
 def end(connection: Connection, entry: int, *, status: int, data: dict[str, Any]) -> None:
-    """Note how it was answered."""
+    """Note how the request of an entry was answered."""
     here = audit_entries.c.id == entry
     link = connection.execute(select(audit_entries.c.link).where(here)).scalar_one_or_none()
     mac = None if link is None else _end_mac(connection, link, status, data)

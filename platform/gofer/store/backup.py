@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gofer.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    import tarfile
 
 
 def copy_database(source: Path, target: Path, key_of: Callable[[str], str] | None = None) -> int:
@@ -72,7 +75,7 @@ def _name(partial: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _with_key(copy: Path, target: Path, key_of: Callable[[str], str] | None) -> Iterator[None]:
-    """Have the key of a copy beside its target, for this user alone; not without the copy, if that fails."""
+    """Write the key of a copy beside its target, for this user alone. If the copy fails, the key is removed as well."""
     needed = key_needed(copy)
     if key_of is None or needed is None:
         yield
@@ -101,6 +104,8 @@ def copy_files(data_dir: Path, backup: Path, *, with_shells: bool) -> Path | Non
 
     With the shells go the files of their workspaces; what is no file, such as a socket, is left out.
     """
+    import tarfile
+
     names = [
         name for name in (*CONFIGURATION, *([SHELLS] if with_shells else [])) if (data_dir / name).exists()
     ]
@@ -136,6 +141,8 @@ def files_beside(backup: Path) -> Path:
 
 def restore_files(backup: Path, data_dir: Path) -> list[str]:
     """Put back what lies beside a backup; what is in its place is kept under another name. Returns what was put."""
+    import tarfile
+
     source = files_beside(backup)
     if not source.is_file():
         return []
@@ -220,7 +227,7 @@ def restore_database(backup: Path, target: Path) -> Path | None:
 
 
 def _fold_in(path: Path) -> None:
-    """Bring what is in the write-ahead log into the file: without its log, a kill must not leave it older."""
+    """Bring the write-ahead log into the file, so that a kill leaves no file without its newest transactions."""
     with contextlib.suppress(sqlite3.Error), closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -51,7 +50,7 @@ async def migrate(database: Database, *, backup_to: Path | None) -> None:
         )
     if version is not None and backup_to is not None and isinstance(database, SqliteDatabase):
         target = backup_to / f"before-{migrations.newest()}-{time.strftime('%Y%m%d-%H%M%S')}.db"
-        await database.read(partial(_copy, source=database.path, target=target))
+        await database.read(_copy, source=database.path, target=target)
         log.info("store.backed_up", path=str(target))
     await database.write(_upgrade)
     log.info("store.migrated", from_version=version, to_version=migrations.newest())
@@ -72,7 +71,7 @@ def _upgrade(connection: Connection) -> None:
 
 
 def seed_workspace(connection: Connection) -> bool:
-    """A fresh install has one workspace; True when it was made."""
+    """Make the workspace of a fresh install; True when it was made."""
     if connection.execute(select(workspaces.c.id).limit(1)).first() is not None:
         return False
     connection.execute(insert(workspaces).values(id=FIRST_WORKSPACE, name="Main", created_at=now()))
@@ -80,7 +79,7 @@ def seed_workspace(connection: Connection) -> bool:
 
 
 def seed_agent(connection: Connection) -> None:
-    """A fresh install has one agent that hears everything."""
+    """Make the agent of a fresh install, which hears everything."""
     if connection.execute(select(agents.c.id).limit(1)).first() is not None:
         return
     agent = {"id": new_id("agent"), "workspace_id": FIRST_WORKSPACE, "name": FIRST_AGENT, "model": "auto"}

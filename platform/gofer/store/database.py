@@ -9,13 +9,14 @@ commit: it must do nothing but talk to its connection.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol, TypeVar
+from typing import Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
 from gofer.store.row_macs import Signing
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 Dialect = Literal["sqlite", "postgresql"]
 DIALECTS: tuple[str, ...] = ("sqlite", "postgresql")
@@ -34,11 +35,17 @@ class Database(Protocol):
     async def close(self) -> None:
         """Finish what is queued and let go."""
 
-    async def write(self, verb: Callable[[Connection], T]) -> T:
-        """Run a verb in a transaction of its own; it is durable when this returns."""
+    async def write(
+        self, verb: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a verb with these arguments in a transaction of its own; it is durable when this returns."""
 
-    async def write_one(self, verb: Callable[[Connection], T]) -> T:
+    async def write_one(
+        self, verb: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Run a verb of a single statement, which needs no transaction around it: two round trips less."""
 
-    async def read(self, verb: Callable[[Connection], T]) -> T:
+    async def read(
+        self, verb: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Run a verb that only reads, over one consistent view."""

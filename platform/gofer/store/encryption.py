@@ -58,17 +58,17 @@ def unseal(key: DataKey, sealed: bytes, *place: str | int) -> Any:
 
 
 def body_digest(vault: Vault, body: bytes) -> str:
-    """What is kept of a delivery's body, so that the same one is known again."""
+    """The digest of a delivery's body, by which a repeat is recognised."""
     return _keyed(vault, hashlib.sha256(body).hexdigest())
 
 
 def blob_digest(vault: Vault, conversation_id: str, data: bytes) -> str:
-    """What a conversation's file is called."""
+    """The digest that names a conversation's file."""
     return vault.mac_key("blob").digest(conversation_id, hashlib.sha256(data).digest())
 
 
 def key_body_digests(connection: Connection, vault: Vault, which: ColumnElement[bool] | None = None) -> int:
-    """Put keyed digests in the place of plain hashes, which an older release kept; returns how many there were."""
+    """Replace the plain hashes of an older release by keyed digests; returns how many there were."""
     change = (
         deliveries.update().where(deliveries.c.id == bindparam("row_id")).values(body_hash=bindparam("keyed"))
     )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, literal_column, select, tuple_, update
-from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from gofer.errors import Fenced
 from gofer.store import fast_sql
@@ -94,7 +93,7 @@ class Cursor:
         return cls(int(place[1]), int(place[2]))
 
 
-def record(connection: Connection, kind: str, workspace_id: str, **fields: Any) -> None:
+def record(connection: Connection, /, kind: str, workspace_id: str, **fields: Any) -> None:
     """Append one event that belongs to no job's own numbering."""
     values = {"kind": kind, "workspace_id": workspace_id, **fields}
     fast_sql.fetch(connection, _INSERT[connection.dialect.name], values)
@@ -122,7 +121,7 @@ _COLUMNS |= {name: bindparam(name, value, type_=events.c[name].type) for name, v
 TX: Any = literal_column("pg_current_xact_id()::text::bigint")
 _INSERT = {
     "sqlite": insert(events).values(**_COLUMNS, at=now(), tx=0),
-    "postgresql": pg_insert(events).values(**_COLUMNS, at=now(), tx=TX),
+    "postgresql": insert(events).values(**_COLUMNS, at=now(), tx=TX),
 }
 _INSERT_RETURNING = {dialect: statement.returning(events.c.id) for dialect, statement in _INSERT.items()}
 

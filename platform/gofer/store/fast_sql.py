@@ -13,7 +13,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import ARRAY, JSON, Connection, Float, Insert, any_, bindparam, func, select
+from sqlalchemy import ARRAY, JSON, Connection, Float, Insert, Table, any_, bindparam, func, select
 from sqlalchemy.util import await_only
 
 Values = Mapping[str, Any]
@@ -65,12 +65,23 @@ def many(connection: Connection, statement: Any, rows: Sequence[Values]) -> None
 
 
 def _portions(rows: list[Any]) -> Iterator[list[Any]]:
-    """Rows by the powers of two, so that few texts do for any number of them."""
+    """Split rows into portions of a power of two, so that a few statements do for any number of rows."""
     begin = 0
     while left := len(rows) - begin:
         size = min(1 << (left.bit_length() - 1), MAX_ROWS)
         yield rows[begin : begin + size]
         begin += size
+
+
+def upsert(dialect: str, table: Table) -> Any:
+    """An insert that can say what becomes of a conflict. Of SQLAlchemy only the database in use is loaded."""
+    if dialect == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+
+        return postgresql_insert(table)
+    from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+    return sqlite_insert(table)
 
 
 def among(dialect: str, column: Any, name: str) -> Any:
@@ -144,7 +155,7 @@ def _reader(type_: Any, dialect: Any) -> Callable[[Any], Any] | None:
 
 
 def _picking(names: list[str]) -> Callable[[Values], Sequence[Any]]:
-    """Takes the named values out of a mapping, in order."""
+    """A function that takes the named values out of a mapping, in order."""
     if len(names) > 1:
         return itemgetter(*names)
     return lambda values: [values[name] for name in names]

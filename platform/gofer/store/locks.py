@@ -9,7 +9,7 @@ from gofer.store.tables import conversations
 
 
 def lock_conversation(connection: Connection, conversation_id: str) -> None:
-    """Take the lock that intake and the end of a job share. First this, then everything is read."""
+    """Take the lock that intake and the end of a job share. Take it first, then read."""
     fast_sql.fetch(connection, _LOCK, {"conversation": conversation_id})
 
 

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Concatenate, TypeAlias
 
 import asyncpg
 from sqlalchemy import Connection, text
@@ -20,10 +20,9 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from gofer.database_url import driver_arguments
 from gofer.errors import ConfigError, StoreUnavailable
 from gofer.store import json_text
-from gofer.store.database import Dialect
+from gofer.store.database import Dialect, P, T
 from gofer.store.row_macs import Signing
 
-T = TypeVar("T")
 Way: TypeAlias = Callable[[Any, Callable[[], Any]], Any]
 """How work is run on a driver's connection: within a transaction, or by itself."""
 
@@ -72,11 +71,15 @@ class PostgresDatabase:
     async def close(self) -> None:
         await self._engine.dispose()
 
-    async def write(self, verb: Callable[[Connection], T]) -> T:
-        return await self._to_its_end(verb, _in_transaction)
+    async def write(
+        self, verb: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self._to_its_end(lambda connection: verb(connection, *args, **kwargs), _in_transaction)
 
-    async def write_one(self, verb: Callable[[Connection], T]) -> T:
-        return await self._to_its_end(verb, _by_itself)
+    async def write_one(
+        self, verb: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self._to_its_end(lambda connection: verb(connection, *args, **kwargs), _by_itself)
 
     async def _to_its_end(self, verb: Callable[[Connection], T], way: Way) -> T:
         # Like SQLite's writer: a caller that stops waiting does not tear a transaction, whose own clean-up could
@@ -121,8 +124,10 @@ class PostgresDatabase:
                 if driver.is_closed() or driver.is_in_transaction():
                     connection.invalidate()
 
-    async def read(self, verb: Callable[[Connection], T]) -> T:
-        return await self.write(verb)
+    async def read(
+        self, verb: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self.write(verb, *args, **kwargs)
 
 
 def _in_transaction(driver: Any, work: Callable[[], T]) -> T:

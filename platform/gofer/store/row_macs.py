@@ -160,7 +160,7 @@ class Signing:
         self._audit: MacKey | None = None
         self._lock = threading.Lock()
         self._known: dict[tuple[Any, ...], None] = {}
-        """Hot rows that were found right: a message must not pay for the MACs of the routes it takes."""
+        """Hot rows whose MAC was checked before, so that a message does not pay for the MACs of the routes it takes."""
         self._told: dict[RefusedRow, float] = {}
         self._unwritten: list[RefusedRow] = []
 
@@ -243,7 +243,7 @@ def update(
 
 
 def fits(connection: Connection, table: Table, row: Any) -> bool:
-    """Whether a row (whole, or with more columns than its table's) is rightly signed; if not, the alarm is given."""
+    """Whether a row (whole, or with more columns than its table's) is rightly signed. If not, the alarm is raised."""
     if _fits(signing_of(connection), table, row):
         return True
     signing_of(connection).alarm(RefusedRow(table.name, key_of(table, row)))

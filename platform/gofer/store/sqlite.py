@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate
 
 import structlog
 from sqlalchemy import URL, Connection, create_engine, event
@@ -27,10 +27,8 @@ from sqlalchemy.pool import NullPool
 
 from gofer.errors import ConfigError, StoreBusy, StoreError, StoreUnavailable
 from gofer.store import json_text
-from gofer.store.database import Dialect
+from gofer.store.database import Dialect, P, T
 from gofer.store.row_macs import Signing
-
-T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -108,10 +106,12 @@ class SqliteDatabase:
             self._opened.clear()
         self._release()
 
-    async def write(self, verb: Callable[[Connection], T]) -> T:
+    async def write(
+        self, verb: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         if self._thread is None:
             raise StoreUnavailable("The store is closed.")
-        operation = _Operation(verb)
+        operation = _Operation(lambda connection: verb(connection, *args, **kwargs))
         self._gathered.append(operation)
         if len(self._gathered) == 1:
             operation.loop.call_soon(self._send)
@@ -123,13 +123,19 @@ class SqliteDatabase:
             self._queue.put(self._gathered)
             self._gathered = []
 
-    async def write_one(self, verb: Callable[[Connection], T]) -> T:
-        return await self.write(verb)
+    async def write_one(
+        self, verb: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self.write(verb, *args, **kwargs)
 
-    async def read(self, verb: Callable[[Connection], T]) -> T:
+    async def read(
+        self, verb: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         if self._readers is None:
             raise StoreUnavailable("The store is closed.")
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, verb)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._readers, self._read, lambda connection: verb(connection, *args, **kwargs)
+        )
 
     def _read(self, verb: Callable[[Connection], T]) -> T:
         connection: Connection | None = getattr(self._local, "connection", None)

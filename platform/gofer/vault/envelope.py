@@ -174,7 +174,7 @@ class MacKey:
         return mac is not None and hmac.compare_digest(mac, self.mac(*parts))
 
     def digest(self, *parts: Part) -> str:
-        """The MAC as text: a keyed digest for a column, which says nothing to who has only the database."""
+        """The MAC as text: a keyed digest for a column. Whoever has the database alone learns nothing from it."""
         return self.mac(*parts).hex()
 
     def __repr__(self) -> str:

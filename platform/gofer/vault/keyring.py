@@ -22,7 +22,7 @@ from typing import NoReturn
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gofer.vault.errors import KeyMissing, KeyRefused
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 KEY_BYTES = 32
 KEY_ID_BYTES = 8
@@ -90,7 +90,8 @@ class KeyRing:
         return tuple(key.id for key in self._keys.values())
 
     def find(self, fingerprint: bytes) -> MasterKey:
-        """The key with this fingerprint; the file is read again once, for another process may rotate."""
+        """The key with this fingerprint. The file is read once more if it is missing, because another process may have
+        rotated keys."""
         key = self._keys.get(fingerprint)
         if key is None and self.path is not None:
             self.reload()

@@ -1,14 +1,19 @@
-"""Masks known secrets, in whatever form they appear, and tokens that are known by their shape."""
+"""Keeps secrets out of sight: a string that does not show itself, and a redactor that masks known secrets in whatever
+form they appear, and tokens that are known by their shape."""
 
 from __future__ import annotations
 
+import hmac
 import re
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, NamedTuple
+from copy import copy
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple, NoReturn
 
-from gofer.vault.secret import MASK, Secret
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 SHAPE_MASK = "[redacted]"
 SHORTEST = 8
@@ -50,7 +55,7 @@ class Patterns:
         return found
 
     def settled(self, text: str) -> int:
-        """How much of a growing text can be let go: no secret that began before this is still open."""
+        """How much of a growing text can be shown: no secret that began before this position is unfinished."""
         from_here = max(0, len(text) - self._longest * 2 - MAX_BLOCK)
         joined = Joined(text[from_here:])
         waiting = self._first_open(joined.text)
@@ -69,7 +74,7 @@ class Patterns:
                 start = joined.text.find(form, start + 1)
 
     def _begun_in(self, text: str) -> list[str]:
-        """The forms whose heads are in a text: what it costs does not grow with the number of secrets."""
+        """The forms whose heads are in a text. The cost does not grow with the number of secrets."""
         heads = {found[1] for found in self._heads.finditer(text)} if self._heads else set()
         return [form for head in heads for form in self._by_head[head]]
 
@@ -151,11 +156,13 @@ class Redactor:
             }
         if isinstance(value, list | tuple | set | frozenset):
             items = [self.redact_value(item, depth + 1) for item in value]
+            if hasattr(value, "_make"):  # a named tuple
+                return value._make(items)
             return tuple(items) if isinstance(value, tuple) else items
-        return self._redact_object(value)
+        return self._redact_object(value, depth)
 
     def stream(self) -> RedactingStream:
-        """For text that comes in chunks."""
+        """A stream that masks text which comes in chunks."""
         return RedactingStream(self)
 
     def __call__(self, logger: object, method: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
@@ -163,11 +170,19 @@ class Redactor:
         masked: dict[str, Any] = self.redact_value(event)
         return masked
 
-    def _redact_object(self, value: object) -> object:
-        """Whatever else there is stays itself, unless what a renderer would show of it holds a secret."""
+    def _redact_object(self, value: Any, depth: int) -> object:
+        """Whatever else there is stays itself, unless what a renderer would show of it holds a secret. Then a dataclass
+        gets masked fields, since whoever shows it reads them by name, and anything else becomes a masked text."""
         shown = value.decode("utf-8", "replace") if isinstance(value, bytes) else repr(value)
         masked = self.redact(shown)
-        return value if masked == shown else masked
+        if masked == shown:
+            return value
+        if not is_dataclass(value) or isinstance(value, type):
+            return masked
+        hidden = copy(value)
+        for each in fields(value):
+            object.__setattr__(hidden, each.name, self.redact_value(getattr(value, each.name), depth + 1))
+        return masked if self.finds(repr(hidden)) else hidden
 
 
 class RedactingStream:
@@ -239,7 +254,8 @@ def _forms_of(secret: Secret) -> set[str]:
 
 
 def _alternatives(heads: list[str]) -> str:
-    """One expression for all heads, shared beginnings taken together: alternatives are tried one by one."""
+    """One expression for all heads. Shared beginnings are factored out, because a regular expression tries alternatives
+    one by one."""
     groups: dict[str, list[str]] = {}
     for head in heads:
         groups.setdefault(head[:1], []).append(head[1:])
@@ -320,7 +336,8 @@ def unfinished(text: str) -> int:
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
-    """Private keys: start, end, and whether all of it is there; a cut one counts as far as it goes."""
+    """The private keys in a text: start, end, and whether the key is complete. A truncated key counts as far as it
+    goes."""
     position = next_end = 0
     while (begin := _BLOCK_BEGIN.search(text, position)) is not None:
         limit = begin.end() + MAX_BLOCK
@@ -334,3 +351,70 @@ def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
             rest = _BLOCK_REST.match(text, begin.end(), limit)
             position = rest.end() if rest else begin.end()
             yield begin.start(), position, len(text) - position > _NOT_A_KEY
+
+
+MASK = "[secret]"
+
+
+class Secret:
+    """Holds a string that only `reveal` gives out: not printing, formatting, pickling or JSON."""
+
+    __slots__ = ("_value",)
+    _value: str
+
+    def __init__(self, value: str | Secret) -> None:
+        if isinstance(value, Secret):
+            value = value._value
+        if not isinstance(value, str):
+            raise TypeError("a Secret holds a str")
+        object.__setattr__(self, "_value", value)
+
+    def reveal(self) -> str:
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Secret({MASK})"
+
+    def __str__(self) -> str:
+        return MASK
+
+    def __format__(self, spec: str) -> str:
+        return MASK
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(_bytes(self._value), _bytes(other._value))
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._value))
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError("a Secret cannot be changed")
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Secret:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a Secret cannot be pickled")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        held = core_schema.no_info_after_validator_function(cls, core_schema.str_schema(strict=True))
+        return core_schema.json_or_python_schema(
+            json_schema=held,
+            python_schema=core_schema.union_schema([core_schema.is_instance_schema(cls), held]),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda _: MASK, return_schema=core_schema.str_schema(), when_used="json"
+            ),
+        )
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -1,19 +1,22 @@
-"""The app for the network: every route in one list."""
+"""The app for the network: every route in one list, and one line in the log for each request."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import asyncio
+import time
+from collections import Counter
+from typing import Any
 
 import structlog
 from sqlalchemy import Connection
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gofer import __version__
 from gofer.app import Platform
@@ -22,10 +25,12 @@ from gofer.jobs.maintenance import depth, oldest_ready
 from gofer.memory.recall import count_by_kind
 from gofer.secrets.key_check import open_canary
 from gofer.store import migrations
+from gofer.store.ids import new_id
 from gofer.vault.errors import KeyRefused, VaultError
 from gofer.web import auth, chat, mcp, onboarding, protocols
 from gofer.web.api import api_mount, furnish
-from gofer.web.api.openapi import document_routes
+from gofer.web.auth.client_address import Peers, plain_address
+from gofer.web.body import CLIENT_GONE
 from gofer.web.dashboard.checks import Checks
 from gofer.web.dashboard.error_pages import Refusing, crash_page
 from gofer.web.dashboard.render import Renderer
@@ -35,9 +40,6 @@ from gofer.web.problems import on_gofer_error, on_http_exception, problem
 from gofer.web.queries.runtimes import count_runtimes
 from gofer.web.queries.service_levels import ServiceLevels
 from gofer.web.static_files import StaticFiles
-
-if TYPE_CHECKING:
-    pass
 
 log = structlog.get_logger()
 
@@ -98,7 +100,7 @@ def public_app(platform: Platform) -> PublicApp:
             *protocols.routes(platform),
             *onboarding.routes(),
             mcp.route(platform),
-            api_mount(*document_routes()),
+            api_mount(documented=True),
         ],
         middleware=[
             Middleware(auth.SecurityHeaders),
@@ -161,6 +163,24 @@ class Signs:
         return Response(await self._metrics.render(), media_type=self._metrics.content_type)
 
 
+FIGURES = {
+    "jobs": ("Jobs by state.", ["state"]),
+    "oldest_ready_seconds": ("How long the oldest ready job has waited.", []),
+    "running_here": ("Jobs this process runs.", []),
+    "refused_requests": ("Webhooks refused since start, by status.", ["status"]),
+    "memories": ("Memories that can be recalled, by kind.", ["kind"]),
+    "memory_searches": ("Searches of memories since start.", []),
+    "memory_search_seconds": ("Seconds that those searches took.", []),
+    "memory_runs_shown": ("Runs that were shown memories since start.", []),
+    "memory_runs_used": ("Of those, runs that read or named one.", []),
+    "memory_degraded": (
+        "Scopes that cannot be searched as they should, and one more while embeddings fail.",
+        [],
+    ),
+    "runtimes": ("Runtimes by state.", ["state"]),
+    "trigger_hops": ("Hops of Triggers by what was tried and what became of it.", ["action", "state"]),
+}
+"""Metrics of the process and its store: what each says, and its labels, which have few values."""
 LEVELS = {
     "first_word_seconds": ("From a message to the model's first word.", ["window", "quantile"]),
     "answer_seconds": ("From a message to its answer.", ["window", "quantile"]),
@@ -172,7 +192,7 @@ LEVELS = {
     "queue_oldest_seconds": ("How long the oldest ready job of a kind has waited.", ["kind"]),
     "heartbeat_dollars": ("What an agent's heartbeat has cost today.", ["agent"]),
 }
-"""Metrics of service levels: what each says, and its labels, which have few values."""
+"""The same of service levels."""
 STATES = ("ready", "blocked", "running", "scheduled", "waiting", "dead")
 
 
@@ -187,93 +207,55 @@ class Metrics:
         self._platform = platform
         self._service_levels = levels
         self.registry = CollectorRegistry()
-        self._jobs = Gauge("gofer_jobs", "Jobs by state.", ["state"], registry=self.registry)
-        self._oldest = Gauge(
-            "gofer_oldest_ready_seconds", "How long the oldest ready job has waited.", registry=self.registry
-        )
-        self._running = Gauge("gofer_running_here", "Jobs this process runs.", registry=self.registry)
-        self._refused = Gauge(
-            "gofer_refused_requests",
-            "Webhooks refused since start, by status.",
-            ["status"],
-            registry=self.registry,
-        )
-
-        self._memories = Gauge(
-            "gofer_memories", "Memories that can be recalled, by kind.", ["kind"], registry=self.registry
-        )
-        self._searches = Gauge(
-            "gofer_memory_searches", "Searches of memories since start.", registry=self.registry
-        )
-        self._search_seconds = Gauge(
-            "gofer_memory_search_seconds", "Seconds that those searches took.", registry=self.registry
-        )
-        self._shown = Gauge(
-            "gofer_memory_runs_shown", "Runs that were shown memories since start.", registry=self.registry
-        )
-        self._used = Gauge(
-            "gofer_memory_runs_used", "Of those, runs that read or named one.", registry=self.registry
-        )
-        self._degraded = Gauge(
-            "gofer_memory_degraded",
-            "Scopes that cannot be searched as they should, and one more while embeddings fail.",
-            registry=self.registry,
-        )
-
-        self._runtimes = Gauge("gofer_runtimes", "Runtimes by state.", ["state"], registry=self.registry)
-        self._hops = Gauge(
-            "gofer_trigger_hops", "Hops of Triggers by what was tried and what became of it.",
-            ["action", "state"], registry=self.registry,
-        )  # fmt: skip
-        self._levels = {
+        self._gauges = {
             name: Gauge(f"gofer_{name}", help_, labels, registry=self.registry)
-            for name, (help_, labels) in LEVELS.items()
+            for name, (help_, labels) in {**FIGURES, **LEVELS}.items()
         }
 
     async def _served(self) -> None:
         """Service levels. What is not there any more must not stay, so all of them are set anew."""
         found = await self._service_levels.read()
-        for gauge in self._levels.values():
-            gauge.clear()
+        for name in LEVELS:
+            self._gauges[name].clear()
         for each in found["windows"]:
             window = each["window"]
             for name in ("first_word", "answer"):
                 for quantile in ("p50", "p95"):
                     if (seconds := each[name][quantile]) is not None:
-                        self._levels[f"{name}_seconds"].labels(window, quantile).set(seconds)
-            self._levels["answers"].labels(window).set(each["answer"]["count"])
+                        self._gauges[f"{name}_seconds"].labels(window, quantile).set(seconds)
+            self._gauges["answers"].labels(window).set(each["answer"]["count"])
             if each["recall_rate"] is not None:
-                self._levels["recall_rate"].labels(window).set(each["recall_rate"])
+                self._gauges["recall_rate"].labels(window).set(each["recall_rate"])
             for kind in each["kinds"]:
-                self._levels["job_errors"].labels(window, kind["kind"]).set(kind["errors"])
-                self._levels["job_retries"].labels(window, kind["kind"]).set(kind["retries"])
+                self._gauges["job_errors"].labels(window, kind["kind"]).set(kind["errors"])
+                self._gauges["job_retries"].labels(window, kind["kind"]).set(kind["retries"])
         for each in found["queue"]:
             for state in ("ready", "blocked", "scheduled", "waiting", "running"):
-                self._levels["queue_jobs"].labels(each["kind"], state).set(each[state])
-            self._levels["queue_oldest_seconds"].labels(each["kind"]).set(each["oldest_seconds"])
+                self._gauges["queue_jobs"].labels(each["kind"], state).set(each[state])
+            self._gauges["queue_oldest_seconds"].labels(each["kind"]).set(each["oldest_seconds"])
         for each in found["heartbeats"]:
             if each["today"]:
-                self._levels["heartbeat_dollars"].labels(each["agent"]).set(each["dollars"])
+                self._gauges["heartbeat_dollars"].labels(each["agent"]).set(each["dollars"])
 
     async def _remembered(self) -> None:
         recall = self._platform.recall
         for kind, count in (await self._platform.database.read(count_by_kind)).items():
-            self._memories.labels(kind).set(count)
-        self._searches.set(recall.counters.searches)
-        self._search_seconds.set(recall.counters.seconds)
-        self._shown.set(recall.counters.shown)
-        self._used.set(recall.counters.used)
+            self._gauges["memories"].labels(kind).set(count)
+        self._gauges["memory_searches"].set(recall.counters.searches)
+        self._gauges["memory_search_seconds"].set(recall.counters.seconds)
+        self._gauges["memory_runs_shown"].set(recall.counters.shown)
+        self._gauges["memory_runs_used"].set(recall.counters.used)
         by_words_alone = recall.embeddings is not None and bool(recall.embeddings.problem)
-        self._degraded.set(len(recall.degraded) + by_words_alone)
+        self._gauges["memory_degraded"].set(len(recall.degraded) + by_words_alone)
 
     async def _external(self) -> None:
         every = self._platform.settings.runtime_heartbeat
-        states, ended = await self._platform.database.read(partial(count_runtimes, every=every))
-        self._hops.clear()
+        states, ended = await self._platform.database.read(count_runtimes, every=every)
+        self._gauges["trigger_hops"].clear()
         for state, count in states.items():
-            self._runtimes.labels(state).set(count)
+            self._gauges["runtimes"].labels(state).set(count)
         for labels, count in ended.items():
-            self._hops.labels(*labels).set(count)
+            self._gauges["trigger_hops"].labels(*labels).set(count)
 
     async def render(self) -> bytes:
         """The metrics as Prometheus reads them."""
@@ -284,9 +266,124 @@ class Metrics:
         await self._external()
         states = await self._platform.database.read(depth)
         for state in STATES:
-            self._jobs.labels(state).set(states.get(state, 0))
-        self._oldest.set(await self._platform.database.read(oldest_ready))
-        self._running.set(self._platform.worker.running if self._platform.worker else 0)
+            self._gauges["jobs"].labels(state).set(states.get(state, 0))
+        self._gauges["oldest_ready_seconds"].set(await self._platform.database.read(oldest_ready))
+        self._gauges["running_here"].set(self._platform.worker.running if self._platform.worker else 0)
         for status, count in self._platform.refusals.counts.items():
-            self._refused.labels(str(status)).set(count)
+            self._gauges["refused_requests"].labels(str(status)).set(count)
         return generate_latest(self.registry)
+
+
+log = structlog.get_logger()
+
+SELDOM_READ = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Asked for every few seconds by machines; worth a line only at debug."""
+WINDOW = 60.0
+"""Seconds over which strangers' requests are counted."""
+MAX_LINES, MAX_LINES_OF_ADDRESS, MAX_LINES_OF_PATH = 300, 30, 10
+"""Lines about strangers' requests within them, of those refused and of those answered: in all, of one address, and of
+its requests for one path."""
+MAX_NAMED = 10
+"""Addresses that a summary names."""
+
+
+class RequestLog:
+    """Wraps an app."""
+
+    def __init__(self, app: ASGIApp, peers: Peers | None = None) -> None:
+        self._app = app
+        self._refused = StrangersLines(peers, "request.refused_many")
+        self._answered = StrangersLines(peers, "request.many")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Bind the id for every line logged on the way, and give it back in a header."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = new_id("req")
+        answer = _Answer(send, request_id)
+        begun = time.perf_counter()
+        with structlog.contextvars.bound_contextvars(request=request_id):
+            try:
+                await self._app(scope, receive, answer.send)
+            finally:
+                self._note(scope, answer.status, time.perf_counter() - begun)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        path = scope["path"] if not scope["path"].startswith("/link/") else "/link/…"
+        quiet = status == CLIENT_GONE or (path in SELDOM_READ and status < 400)
+        lines = self._refused if status >= 400 else self._answered
+        # What a webhook brought is signed, and each has its line, whoever sends how many.
+        signed = status < 400 and path.startswith("/hooks/")
+        if not (signed or (quiet and status < 400)) and not lines.may_tell(scope, path):
+            return
+        say = log.debug if quiet else log.info
+        say("request", method=scope["method"], path=path[:200], status=status, ms=round(seconds * 1000, 1))
+
+
+class StrangersLines:
+    """Bounds what strangers can write into the log: beyond a rate their requests are counted and summed up."""
+
+    def __init__(self, peers: Peers | None, summary: str) -> None:
+        self._peers = peers
+        self._summary = summary
+        self._told: Counter[tuple[str, ...]] = Counter()
+        self._untold: Counter[str] = Counter()
+        self._begun = -WINDOW
+        self._later: asyncio.TimerHandle | None = None
+
+    def may_tell(self, scope: Scope, path: str) -> bool:
+        """Whether a request gets a line of its own. What signed-in people do always does."""
+        caller = scope.get("gofer.caller")
+        if caller is not None and caller.visitor is not None:
+            return True
+        if time.monotonic() - self._begun >= WINDOW:
+            self.summarise()
+            self._begun = time.monotonic()
+        address = self._address(scope)
+        limits = {(): MAX_LINES, (address,): MAX_LINES_OF_ADDRESS, (address, path[:80]): MAX_LINES_OF_PATH}
+        if any(self._told[key] >= most for key, most in limits.items()):
+            self._count(address)
+            return False
+        self._told.update(limits.keys())
+        return True
+
+    def summarise(self) -> None:
+        """Say how many went untold, and begin anew."""
+        if self._untold:
+            named = dict(self._untold.most_common(MAX_NAMED))
+            log.warning(self._summary, count=self._untold.total(), addresses=named)
+        self._told.clear()
+        self._untold.clear()
+        if self._later is not None:
+            self._later.cancel()  # it would end the next window early
+
+    def _count(self, address: str) -> None:
+        if not self._untold:
+            # Told also when nobody asks for anything any more.
+            self._later = asyncio.get_running_loop().call_later(WINDOW, self.summarise)
+        self._untold[address if len(self._untold) < MAX_LINES or address in self._untold else "others"] += 1
+
+    def _address(self, scope: Scope) -> str:
+        if self._peers is not None:
+            return self._peers.address(scope, Headers(scope=scope))
+        return plain_address(scope["client"][0]) if scope.get("client") else ""
+
+
+class _Answer:
+    """Notes the status of an answer and adds the header with the request's id."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers: list[Any] = [
+                *message.get("headers", ()),
+                (b"x-request-id", self._request_id.encode()),
+            ]
+            message = {**message, "headers": headers}
+        await self._send(message)

@@ -124,6 +124,7 @@ class Hooks:
 
 
 def _status(error: GoferError) -> int:
-    """What is wrong with the request is the sender's to mend; for all else it is to be sent again."""
+    """The status of a refusal. A 4xx says that the sender has to fix the request, everything else that it is to be sent
+    again."""
     status = status_of(error)
     return status if status in (400, 401) else 503

@@ -152,7 +152,7 @@ def _caller(request: Request) -> Visitor:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """What gives a body that was read once more, and then what the connection says."""
+    """A `receive` that gives the body again that was read already, and then what the connection says."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def read() -> Message:

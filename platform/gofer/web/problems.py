@@ -124,7 +124,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _methods(routes: Iterable[BaseRoute], scope: Scope) -> Iterator[str]:
-    """What a path may be asked for; Starlette itself tells of the first route only."""
+    """The methods that a path allows. Starlette itself names those of the first route only."""
     for route in routes:
         match, inner = route.matches(scope)
         if match is Match.NONE:

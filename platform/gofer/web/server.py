@@ -112,7 +112,7 @@ class ConnectionLimit:
         self._waiting[client] = None
 
     def wait_no_more(self, client: LimitedClient) -> None:
-        """It has said all that it was waited for, or is somebody whom we know."""
+        """The server no longer waits for it: it has sent what was due, or is somebody whom we know."""
         self._waiting.pop(client, None)
 
     def _evict(self, address: str | None) -> bool:
@@ -410,7 +410,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Not ours."""
+        """Leave signals alone: whoever runs the server handles them."""
         yield
 
     @property

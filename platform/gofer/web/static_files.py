@@ -34,7 +34,7 @@ class StaticFiles:
         }
 
     def url(self, name: str) -> str:
-        """Where a file is to be had; raises KeyError for one that does not exist."""
+        """The URL of a file; raises KeyError for one that does not exist."""
         return f"/static/{self._files[name].digest}/{name}"
 
     async def serve(self, request: Request) -> Response:

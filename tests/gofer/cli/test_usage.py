@@ -16,7 +16,7 @@ import pytest
 import typer.main
 
 from gofer import __version__
-from gofer.cli.commands import COMMANDS, NOUNS, app_for
+from gofer.cli.commands import COMMANDS, NOUNS, app_for, load
 from gofer.web.unix_socket import reachable
 from support.command_line import Forked, Terminal, environment, gofer
 from support.patience import patience
@@ -25,9 +25,9 @@ from support.patience import patience
 def commands() -> Iterator[tuple[str, ...]]:
     for name in COMMANDS:
         yield (name,)
-    for noun, group in NOUNS.items():
-        for command in group.registered_commands:
-            yield noun, command.name or command.callback.__name__  # type: ignore[union-attr]
+    for noun in NOUNS:
+        for command in load(f"{noun}.app").registered_commands:
+            yield noun, command.name or command.callback.__name__
 
 
 @pytest.mark.parametrize("command", [*commands()], ids=" ".join)

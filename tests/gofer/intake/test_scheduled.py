@@ -29,8 +29,7 @@ from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.events import record
 from gofer.store.tables import agents, deliveries, events, jobs, members, messages, schedules
-from gofer.vault.redaction import Redactor
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Redactor, Secret
 from gofer.web.auth.members import add_member
 from support.world import World
 

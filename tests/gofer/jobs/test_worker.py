@@ -323,7 +323,8 @@ class Interrupted:
 
     async def close(self) -> None: ...
 
-    async def write(self, verb: Any) -> Any:
+    async def write(self, verb: Any, /, *args: Any, **kwargs: Any) -> Any:
+        verb = partial(verb, *args, **kwargs)
         when = self._when if getattr(verb, "func", None) is finish_runs else ""
         if when == "before":
             self._when = ""
@@ -421,7 +422,8 @@ async def test_a_job_that_the_store_always_fails_is_dead_in_the_end(world: World
 class Slow(Interrupted):
     """A real database that takes its time over the ends of runs."""
 
-    async def write(self, verb: Any) -> Any:
+    async def write(self, verb: Any, /, *args: Any, **kwargs: Any) -> Any:
+        verb = partial(verb, *args, **kwargs)
         if getattr(verb, "func", None) is finish_runs:
             await asyncio.sleep(0.3)
         return await super().write(verb)

@@ -20,7 +20,7 @@ from gofer.memory.scopes import person_scope
 from gofer.secrets.secret_store import put_secret
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import memory_postings
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer_standins import loopback
 from gofer_standins.openai import Embedder
 from support.web_server import House

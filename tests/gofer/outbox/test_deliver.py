@@ -19,7 +19,7 @@ from gofer.outbox import ledger
 from gofer.outbox.deliver import Outbox
 from gofer.store.row_macs import RowRefused
 from gofer.store.tables import connections, events, jobs, replies
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer_hello import Hello
 from support.db_outage import Away
 from support.hello_service import HelloService

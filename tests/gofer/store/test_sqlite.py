@@ -27,7 +27,7 @@ from gofer.store.sqlite import SqliteDatabase
 from gofer.store.tables import workspaces
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import ring_from_value
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from support.patience import patience
 
 

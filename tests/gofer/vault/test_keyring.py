@@ -14,7 +14,7 @@ import pytest
 from gofer.errors import ConfigError
 from gofer.vault.errors import KeyMissing, KeyRefused
 from gofer.vault.keyring import KeyRing, MasterKey, open_ring, ring_from_file, ring_from_value
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from gofer.store.tables import secrets
 from gofer.vault.envelope import MacKey, Vault
 from gofer.vault.errors import Tampered
 from gofer.vault.keyring import open_ring
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 WORKSPACE = "ws_test"
 

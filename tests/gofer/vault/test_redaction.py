@@ -9,6 +9,8 @@ import json
 import random
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -16,8 +18,7 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gofer.vault.redaction import Redactor
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Redactor, Secret
 
 TOKEN = 'q7:Zr/2+Lk"9é=&x'
 PEM_BODY = base64.b64encode(random.Random(5).randbytes(600)).decode()
@@ -329,3 +330,31 @@ def test_the_set_changes_while_a_stream_runs() -> None:
     assert stream.feed("old-secret-1 new-secret-2 ") == "old-secret-1 [secret:B] "
     masks.discard("B")
     assert masks.redact("new-secret-2") == "new-secret-2"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    title: str
+    html: str
+
+
+class Row(NamedTuple):
+    name: str
+    value: str
+
+
+class Opaque:
+    def __repr__(self) -> str:
+        return f"<{TOKEN}>"
+
+
+def test_what_is_shown_by_its_fields_keeps_them() -> None:
+    redactor = Redactor({"token": Secret(TOKEN)})
+    page = Page("Set-up", f"<p>Authorization: Bearer {TOKEN}</p>")
+    assert redactor.redact_value({"page": page, "row": Row("a", TOKEN)}) == {
+        "page": Page("Set-up", "<p>Authorization: Bearer [secret:token]</p>"),
+        "row": Row("a", "[secret:token]"),
+    }
+    clean = Page("Set-up", "<p>nothing</p>")
+    assert redactor.redact_value(clean) is clean
+    assert redactor.redact_value(Opaque()) == "<[secret:token]>"

@@ -26,7 +26,7 @@ from gofer.store.tables import connections, conversations, events, master_keys, 
 from gofer.vault.envelope import Vault, key_id
 from gofer.vault.errors import KeyMissing, KeyRefused
 from gofer.vault.keyring import KeyRing, MasterKey, open_ring, ring_from_value
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 WORKSPACE = "ws_test"
 SECRETS, CONVERSATIONS = 3, 4

@@ -27,7 +27,7 @@ from gofer.store.tables import conversations, secrets
 from gofer.vault.envelope import Vault, key_id
 from gofer.vault.errors import VaultError
 from gofer.vault.keyring import open_ring
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 FILE_STEPS = {"open", "os.rename", "os.remove"}
 VALUES = {f"s{number}": Secret(f"value {number}") for number in range(3)}

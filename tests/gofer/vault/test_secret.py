@@ -11,7 +11,7 @@ import traceback
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 VALUE = "correct-horse-battery"
 

@@ -22,7 +22,7 @@ from gofer.store.database import Database
 from gofer.store.tables import secrets
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 WORKSPACE = "ws_test"
 

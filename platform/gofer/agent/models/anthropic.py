@@ -24,9 +24,10 @@ from gofer.agent.model import (
     Stop,
     Turn,
     Usage,
+    call_block,
+    code,
 )
 from gofer.agent.models.errors import classify
-from gofer.agent.models.output import call_block, code
 from gofer.agent.models.providers import STALL, ModelSettings
 
 if TYPE_CHECKING:

@@ -22,12 +22,12 @@ from gofer.agent.model import (
     ModelRequest,
     Turn,
     Usage,
+    sendable,
 )
 from gofer.agent.models import anthropic
 from gofer.agent.models.anthropic import Anthropic
 from gofer.agent.models.offline import Offline
 from gofer.agent.models.openai import OpenAI
-from gofer.agent.models.output import sendable
 from gofer.agent.models.providers import ALL, ModelSettings
 from gofer.agent.prices import Price
 from gofer.errors import ConfigError

@@ -12,8 +12,17 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from gofer.agent.model import Block, Delta, Features, ModelEvent, ModelMessage, ModelRequest, Turn, Usage
-from gofer.agent.models.output import call_block
+from gofer.agent.model import (
+    Block,
+    Delta,
+    Features,
+    ModelEvent,
+    ModelMessage,
+    ModelRequest,
+    Turn,
+    Usage,
+    call_block,
+)
 from gofer.agent.state import texts
 from gofer.agent.transcript import TOLD, meant, note
 

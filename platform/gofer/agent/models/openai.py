@@ -26,9 +26,11 @@ from gofer.agent.model import (
     Stop,
     Turn,
     Usage,
+    call_block,
+    code,
+    new_id,
 )
 from gofer.agent.models.errors import body_of, classify, refusal
-from gofer.agent.models.output import call_block, code, new_id
 from gofer.agent.models.providers import FIRST_TOKEN, STALL, ModelSettings
 from gofer.agent.models.server_facts import ModelServer, ServerFacts
 from gofer.agent.state import texts

@@ -10,8 +10,7 @@ import shlex
 from pydantic import BaseModel, ConfigDict, Field
 
 from gofer.agent.models.images import image_type, problem
-from gofer.agent.tools.bash import NO_SHELL, command_result
-from gofer.agent.tools.output import MAX_LINE
+from gofer.agent.tools.bash import MAX_LINE, NO_SHELL, command_result
 from gofer.tool import Arguments, Image, Tier, Tool, ToolContext, ToolResult
 
 MAX_FILE = 10_000_000

@@ -22,8 +22,15 @@ from gofer.agent.conversation import Trust
 from gofer.agent.interfaces import Ran, Status, Surroundings
 from gofer.agent.model import Block, ToolSpec
 from gofer.agent.state import Call
-from gofer.agent.tools.bash import command_result, wait_or_cancel
-from gofer.agent.tools.output import MAX_CHARACTERS, Glimpse, Masker, NoMask, fit
+from gofer.agent.tools.bash import (
+    MAX_CHARACTERS,
+    Glimpse,
+    Masker,
+    NoMask,
+    command_result,
+    fit,
+    wait_or_cancel,
+)
 from gofer.agent.transcript import OUTCOME_UNKNOWN
 from gofer.errors import ConfigError, Fenced, GoferError, Temporary
 from gofer.tool import Blobs, Shell, Tier, Tool, ToolContext, ToolResult

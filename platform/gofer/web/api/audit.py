@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -57,7 +56,7 @@ async def index(request: Request) -> Response:
     """List changes."""
     query = parse_query(request, AuditFilter)
     filters: dict[str, Any] = {"member": query.member, "action": query.action, "before": query.before}
-    found = await platform_of(request).database.read(partial(list_entries, limit=query.limit, **filters))
+    found = await platform_of(request).database.read(list_entries, limit=query.limit, **filters)
     return json_response(request, {"entries": found, "next": next_cursor(found, query.limit)})
 
 
@@ -67,15 +66,13 @@ async def verify(request: Request) -> Response:
     verdict = await examined(platform)
     if seen.place:
         head = chain.Head(seen.place, seen.link)
-        verdict = await platform.database.read(partial(chain.verify, seen=head))
+        verdict = await platform.database.read(chain.verify, seen=head)
     return json_response(request, dataclasses.asdict(verdict))
 
 
 async def export(request: Request) -> Response:
     """Export a part of the log with its chain, to keep elsewhere."""
-    found = await platform_of(request).database.read(
-        partial(_export, after=parse_query(request, ChainRange).after)
-    )
+    found = await platform_of(request).database.read(_export, after=parse_query(request, ChainRange).after)
     return json_response(request, found)
 
 

@@ -25,7 +25,7 @@ from gofer.connections.health import disconnect, health_of
 from gofer.connections.setup_flow import begin_setup, finish_setup
 from gofer.integration import Role
 from gofer.store.tables import connections
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer.web.api.http import (
     WORKSPACE,
     EmptyBody,
@@ -107,7 +107,7 @@ def _with_hook(platform: Platform, connection: dict[str, Any]) -> dict[str, Any]
 async def show(request: Request) -> Response:
     """Show a connection, with the names of its secrets and when it last received something."""
     platform = platform_of(request)
-    found = await platform.database.read(partial(read_connection, connection_id=request.path_params["id"]))
+    found = await platform.database.read(read_connection, connection_id=request.path_params["id"])
     shown = {**found, "connection": _with_hook(platform, found["connection"])}
     return json_response(request, shown, etag=_version(found["connection"]))
 
@@ -123,16 +123,14 @@ async def add(request: Request) -> Response:
     new = await parse_body(request, NewConnection)
     integration = platform.registry.get(new.integration)
     connection_id = await platform.database.write(
-        partial(
-            add_connection,
-            vault=platform.vault,
-            workspace_id=WORKSPACE,
-            integration=integration,
-            name=new.name,
-            settings=new.settings,
-            secrets_given=new.secrets,
-            by=actor(request),
-        )
+        add_connection,
+        vault=platform.vault,
+        workspace_id=WORKSPACE,
+        integration=integration,
+        name=new.name,
+        settings=new.settings,
+        secrets_given=new.secrets,
+        by=actor(request),
     )
     return await _changed(request, connection_id, 201)
 
@@ -180,9 +178,7 @@ async def change(request: Request) -> Response:
         there = await agents_to_choose(platform)
         changes.append(partial(choose_connection_agent, agent=body.agent, there=there, **common))
     note(request, fields=sorted(body.model_fields_set), settings=sorted(body.settings or ()))
-    await platform.database.write(
-        partial(_change, request=request, connection_id=connection_id, changes=changes)
-    )
+    await platform.database.write(_change, request=request, connection_id=connection_id, changes=changes)
     if body.agent is not None:
         await platform.agents_changed()
     return await _changed(request, connection_id)
@@ -191,7 +187,7 @@ async def change(request: Request) -> Response:
 async def _found(request: Request) -> Any:
     """The row of the connection that the path names, by id or name."""
     named = request.path_params["id"]
-    return await platform_of(request).database.read(partial(find_connection, connection_id=named))
+    return await platform_of(request).database.read(find_connection, connection_id=named)
 
 
 def _change(
@@ -213,7 +209,7 @@ def _change(
 async def _changed(request: Request, connection_id: str, status: int = 200) -> Response:
     platform = platform_of(request)
     health = dataclasses.asdict(await apply_change(platform, connection_id))
-    found = await platform.database.read(partial(read_connection, connection_id=connection_id))
+    found = await platform.database.read(read_connection, connection_id=connection_id)
     shown = _with_hook(platform, found["connection"])
     answer = {**found, "connection": shown, "health": health, "invitation": ""}
     if status == 201 and health["ok"]:

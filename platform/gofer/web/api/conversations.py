@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -59,13 +58,11 @@ async def index(request: Request) -> Response:
     """List conversations with where they are held."""
     platform, query = platform_of(request), parse_query(request, ConversationFilter)
     found = await platform.database.read(
-        partial(
-            list_conversations,
-            connection_id=query.connection,
-            cursor=query.cursor,
-            limit=query.limit,
-            visitor=visitor_of(request),
-        )
+        list_conversations,
+        connection_id=query.connection,
+        cursor=query.cursor,
+        limit=query.limit,
+        visitor=visitor_of(request),
     )
     found = await with_titles(platform, found, visitor_of(request), by="id")
     return json_response(request, {"conversations": found, "next": next_cursor(found, query.limit)})
@@ -75,7 +72,7 @@ async def show(request: Request) -> Response:
     """Show a conversation."""
     conversation_id, visitor = request.path_params["id"], visitor_of(request)
     found = await platform_of(request).database.read(
-        partial(find_conversation, conversation_id=conversation_id, visitor=visitor)
+        find_conversation, conversation_id=conversation_id, visitor=visitor
     )
     (titled,) = await with_titles(platform_of(request), [found], visitor, by="id")
     return json_response(request, titled)
@@ -153,7 +150,7 @@ async def rules(request: Request) -> Response:
     """List the standing rules of a conversation, which every run there reads word for word."""
     platform, conversation_id = platform_of(request), request.path_params["id"]
     found = await platform.database.read(
-        partial(conversations.list_rules, vault=platform.vault, conversation_id=conversation_id)
+        conversations.list_rules, vault=platform.vault, conversation_id=conversation_id
     )
     await record_reading(request, conversation_id)
     return json_response(request, {"rules": found})
@@ -173,14 +170,12 @@ async def _change_rule(request: Request, *, revoke: bool) -> Response:
     await parse_body(request, EmptyBody)
     platform = platform_of(request)
     found = await platform.database.write(
-        partial(
-            conversations.change_rule,
-            vault=platform.vault,
-            conversation_id=request.path_params["id"],
-            memory_id=request.path_params["memory"],
-            revoke=revoke,
-            by=visitor_of(request).name,
-        )
+        conversations.change_rule,
+        vault=platform.vault,
+        conversation_id=request.path_params["id"],
+        memory_id=request.path_params["memory"],
+        revoke=revoke,
+        by=visitor_of(request).name,
     )
     return json_response(request, {"rules": found})
 
@@ -202,7 +197,7 @@ async def recall(request: Request) -> Response:
     """Recall what fits a query from a conversation, best first. Other conversations are not searched."""
     platform, query = platform_of(request), parse_query(request, MemoryQuery)
     conversation_id, scope_id = _memories_of(request)
-    await platform.database.read(partial(_check_memories, request=request))
+    await platform.database.read(_check_memories, request=request)
     found = await platform.recall.search([scope_id], query.query, query.limit)
     await record_reading(request, conversation_id)
     return json_response(request, {"memories": [_remembered(each.memory) for each in found.found]})

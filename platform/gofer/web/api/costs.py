@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -24,9 +23,7 @@ class CostFilter(RequestModel):
 async def index(request: Request) -> Response:
     """Show what was paid on the last days, and in all."""
     platform, query = platform_of(request), parse_query(request, CostFilter)
-    found = await platform.database.read(
-        partial(_costs, days=query.days, timezone=platform.settings.timezone)
-    )
+    found = await platform.database.read(_costs, days=query.days, timezone=platform.settings.timezone)
     return json_response(request, found)
 
 

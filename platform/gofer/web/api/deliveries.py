@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -55,13 +54,11 @@ async def index(request: Request) -> Response:
     """List deliveries."""
     query = parse_query(request, DeliveryFilter)
     found = await platform_of(request).database.read(
-        partial(
-            list_deliveries,
-            connection_id=query.connection,
-            conversation_id=query.conversation,
-            before=query.before,
-            limit=query.limit,
-        )
+        list_deliveries,
+        connection_id=query.connection,
+        conversation_id=query.conversation,
+        before=query.before,
+        limit=query.limit,
     )
     return json_response(request, {"deliveries": found, "next": next_cursor(found, query.limit)})
 
@@ -70,7 +67,7 @@ async def show(request: Request) -> Response:
     """Show a delivery with its headers and body."""
     platform = platform_of(request)
     delivery, content = await platform.database.read(
-        partial(read_delivery, vault=platform.vault, delivery_id=path_number(request))
+        read_delivery, vault=platform.vault, delivery_id=path_number(request)
     )
     await record_reading(request, delivery["conversation_id"], f"delivery {delivery['id']}")
     headers, body = content if content is not None else ([], None)

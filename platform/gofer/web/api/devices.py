@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -57,7 +56,7 @@ async def add(request: Request) -> Response:
     check_confirmed(request)
     new = await parse_body(request, NewDevice)
     note(request, name=new.name, scopes=" ".join(new.scopes))
-    return secret_response(await platform_of(request).database.write(partial(_add, new=new)), 201)
+    return secret_response(await platform_of(request).database.write(_add, new=new), 201)
 
 
 def _add(connection: Connection, new: NewDevice) -> dict[str, Any]:
@@ -87,5 +86,5 @@ async def remove(request: Request) -> Response:
 async def _decide(request: Request, verb: Callable[..., Any]) -> None:
     platform = platform_of(request)
     decided = {"id_": request.path_params["id"], "by": visitor_of(request).name}
-    await platform.database.write(partial(verb, vault=platform.vault, **decided))
+    await platform.database.write(verb, vault=platform.vault, **decided)
     platform.signals.wake(JOBS)

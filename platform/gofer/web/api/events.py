@@ -58,7 +58,7 @@ async def follow(request: Request) -> Response:
     """
     platform, wanted = platform_of(request), parse_query(request, EventStreamFilter)
     cursor = _place(request.headers.get("last-event-id") or wanted.after)
-    where = await platform.database.read(partial(_check, wanted=wanted))
+    where = await platform.database.read(_check, wanted=wanted)
     watched = Watched(wanted.job, wanted.conversation or None)
     platform.follower.check_room()
     if wanted.job is not None and cursor is None:
@@ -101,7 +101,7 @@ async def _told(
         yield end
         return
     async for found in platform.follower.watch(watched, cursor, pulse=PULSE):
-        hidden = await platform.database.read(partial(_hidden, found=found, visitor=visitor))
+        hidden = await platform.database.read(_hidden, found=found, visitor=visitor)
         for event in found:
             if event["conversation_id"] not in hidden:
                 yield _line(event)
@@ -126,7 +126,7 @@ async def _end(platform: Platform, watched: Watched, seen: Cursor) -> bytes:
     """The last thing to say of a job that has ended and of which everything was seen; else nothing."""
     if watched.job_id is None:
         return b""
-    state, last = await platform.database.read(partial(_last, job_id=watched.job_id))
+    state, last = await platform.database.read(_last, job_id=watched.job_id)
     if state in FINAL and seen >= last:
         return f"event: end\ndata: {json.dumps({'state': state})}\n\n".encode()
     return b""

@@ -60,15 +60,13 @@ async def index(request: Request) -> Response:
     """List goals."""
     platform, query = platform_of(request), parse_query(request, GoalFilter)
     found = await platform.database.read(
-        partial(
-            goals.list_goals,
-            vault=platform.vault,
-            state=query.state,
-            conversation_id=query.conversation,
-            visitor=visitor_of(request),
-            cursor=query.cursor,
-            limit=query.limit,
-        )
+        goals.list_goals,
+        vault=platform.vault,
+        state=query.state,
+        conversation_id=query.conversation,
+        visitor=visitor_of(request),
+        cursor=query.cursor,
+        limit=query.limit,
     )
     await record_reading(request, None, "goals")
     more = found[-1]["id"] if len(found) == query.limit else None
@@ -86,7 +84,7 @@ async def show(request: Request) -> Response:
 async def _shown(request: Request, goal_id: str) -> dict[str, Any]:
     platform, visitor = platform_of(request), visitor_of(request)
     return await platform.database.read(
-        partial(goals.show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor)
+        goals.show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor
     )
 
 
@@ -105,18 +103,16 @@ async def add(request: Request) -> Response:
         request, f"/goal {given.text}", room_id=given.conversation, agent=given.agent
     )
     goal_id = await platform.database.write(
-        partial(
-            goals.add_goal,
-            platform=platform,
-            visitor=visitor,
-            conversation_id=conversation_id,
-            seq=seq,
-            text=given.text,
-            dollars=given.dollars,
-            hours=given.hours,
-            approval=given.approval,
-            elsewhere=elsewhere,
-        )
+        goals.add_goal,
+        platform=platform,
+        visitor=visitor,
+        conversation_id=conversation_id,
+        seq=seq,
+        text=given.text,
+        dollars=given.dollars,
+        hours=given.hours,
+        approval=given.approval,
+        elsewhere=elsewhere,
     )
     wake(platform)
     found = await _shown(request, goal_id)

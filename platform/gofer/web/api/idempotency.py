@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Conflict, GoferError, Malformed
 from gofer.store.db_time import now
+from gofer.store.fast_sql import upsert
 from gofer.store.tables import idempotency_keys
 from gofer.web.api.http import platform_of, read_raw_body
 from gofer.web.auth import note, visitor_of
@@ -53,20 +52,20 @@ async def once(request: Request, do: Callable[[Request], Awaitable[Response]], *
     here: dict[str, Any] = {"member_id": visitor_of(request).member_id, "key": key}
     database = platform_of(request).database
     mark = _fingerprint(request, await read_raw_body(request))
-    before = await database.write(partial(_begin, mark=mark, **here))
+    before = await database.write(_begin, mark=mark, **here)
     if before is not None:
         return _again(request, before, mark)
     try:
         response = await do(request)
     except GoferError:
         # Refused on purpose: nothing was changed, so the same key may be tried again.
-        await database.write(partial(_forget, **here))
+        await database.write(_forget, **here)
         raise
     if response.status_code < 400:
         answer = "" if secret else json.dumps(_kept(response))
-        await database.write(partial(_end, status=response.status_code, answer=answer, **here))
+        await database.write(_end, status=response.status_code, answer=answer, **here)
     else:
-        await database.write(partial(_forget, **here))
+        await database.write(_forget, **here)
     return response
 
 
@@ -102,9 +101,8 @@ def _at(member_id: str, key: str) -> Any:
 def _begin(connection: Connection, member_id: str, key: str, mark: str) -> Any:
     """Take the key; or, when it is taken, what became of the request that took it."""
     connection.execute(delete(idempotency_keys).where(idempotency_keys.c.created_at < now() - KEPT))
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     taken = connection.execute(
-        dialect.insert(idempotency_keys)
+        upsert(connection.dialect.name, idempotency_keys)
         .values(member_id=member_id, key=key, fingerprint=mark, status=0, answer="", created_at=now())
         .on_conflict_do_nothing(index_elements=["member_id", "key"])
     )

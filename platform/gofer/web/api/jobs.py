@@ -70,16 +70,14 @@ async def index(request: Request) -> Response:
     """List jobs."""
     query = parse_query(request, JobFilter)
     found = await platform_of(request).database.read(
-        partial(
-            list_jobs,
-            states=_states(query.state) if query.state else [],
-            kind=query.kind,
-            connection_id=query.connection,
-            conversation_id=query.conversation,
-            agent=visitor_of(request).agent,
-            before=query.before,
-            limit=query.limit,
-        )
+        list_jobs,
+        states=_states(query.state) if query.state else [],
+        kind=query.kind,
+        connection_id=query.connection,
+        conversation_id=query.conversation,
+        agent=visitor_of(request).agent,
+        before=query.before,
+        limit=query.limit,
     )
     return json_response(request, {"jobs": found, "next": next_cursor(found, query.limit)})
 
@@ -127,9 +125,7 @@ async def redrive_one(request: Request) -> Response:
 async def _steer(request: Request, verb: str) -> Response:
     job_id = path_number(request)
     await parse_body(request, EmptyBody)
-    await platform_of(request).database.read(
-        partial(check_job, job_id=job_id, agent=visitor_of(request).agent)
-    )
+    await platform_of(request).database.read(check_job, job_id=job_id, agent=visitor_of(request).agent)
     state = await steer_job(platform_of(request), verb, job_id, by=actor(request))
     return json_response(request, {"id": job_id, "state": state}, 202, location=f"/jobs/{job_id}")
 

@@ -45,7 +45,7 @@ async def follow_one(request: Request) -> Response:
     platform, wanted = platform_of(request), parse_query(request, LiveFilter)
     conversation_id = request.path_params["id"]
     visitor = visitor_of(request)
-    await platform.database.read(partial(find_conversation, conversation_id=conversation_id, visitor=visitor))
+    await platform.database.read(find_conversation, conversation_id=conversation_id, visitor=visitor)
     given = request.headers.get("last-event-id") or wanted.after
     try:
         cursor = Cursor.parse(given) if given else None
@@ -67,9 +67,7 @@ async def _frames(platform: Platform, conversation_id: str, cursor: Cursor | Non
     yield b"retry: 1000\n\n"
     if cursor is None:
         # The place of now, of which the reader is told at once: what it says next cannot be missed.
-        now = await platform.database.read(
-            partial(read_now, platform=platform, conversation_id=conversation_id)
-        )
+        now = await platform.database.read(read_now, platform=platform, conversation_id=conversation_id)
         cursor = now.cursor
         yield _frame({"type": "state", "state": now.state}, str(cursor))
     async for news in follow(platform, conversation_id, cursor):

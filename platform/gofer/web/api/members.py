@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -11,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Forbidden
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer.web.api.http import (
     EmptyBody,
     RequestModel,
@@ -95,7 +94,7 @@ async def sessions(request: Request) -> Response:
     if visitor.scopes is not None:
         raise Forbidden("A token with scopes of its own does not see where its member is signed in.")
     found = await platform_of(request).database.read(
-        partial(list_sessions, member_id=visitor.member_id, current=caller_of(request).session)
+        list_sessions, member_id=visitor.member_id, current=caller_of(request).session
     )
     for each in found:
         del each["member"]
@@ -106,7 +105,7 @@ async def end_session(request: Request) -> Response:
     """End one of your own sessions."""
     visitor, session_id = _signed_in(request), request.path_params["id"]
     await platform_of(request).database.write(
-        partial(end_sessions, member_id=visitor.member_id, session_id=session_id)
+        end_sessions, member_id=visitor.member_id, session_id=session_id
     )
     return json_response(request, {"id": session_id})
 
@@ -114,9 +113,7 @@ async def end_session(request: Request) -> Response:
 async def end_other_sessions(request: Request) -> Response:
     """End all of your own sessions but the one that asks."""
     visitor, here = _signed_in(request), caller_of(request).session
-    ended = await platform_of(request).database.write(
-        partial(end_sessions, member_id=visitor.member_id, keep=here)
-    )
+    ended = await platform_of(request).database.write(end_sessions, member_id=visitor.member_id, keep=here)
     return json_response(request, {"ended": ended})
 
 
@@ -147,16 +144,14 @@ async def add(request: Request) -> Response:
     platform, new = platform_of(request), await parse_body(request, NewMember)
     note(request, name=new.name, role=new.role)
     hashed = await _hashed(new.password)
-    member_id = await platform.database.write(
-        partial(add_member, name=new.name, role=new.role, password=hashed or "")
-    )
-    row = await platform.database.read(partial(find_member, named=member_id))
+    member_id = await platform.database.write(add_member, name=new.name, role=new.role, password=hashed or "")
+    row = await platform.database.read(find_member, named=member_id)
     return json_response(request, describe_member(row), 201, location=f"/members/{member_id}")
 
 
 async def show(request: Request) -> Response:
     """Show a member."""
-    row = await platform_of(request).database.read(partial(find_member, named=request.path_params["id"]))
+    row = await platform_of(request).database.read(find_member, named=request.path_params["id"])
     return json_response(request, describe_member(row))
 
 
@@ -168,19 +163,17 @@ async def change(request: Request) -> Response:
     note(request, fields=sorted(body.model_fields_set), role=body.role)
     hashed = await _hashed(body.password)
     row = await platform.database.write(
-        partial(
-            _change,
-            named=request.path_params["id"],
-            name=body.name,
-            role=body.role,
-            password=hashed,
-            keep_tokens=body.keep_tokens,
-        )
+        _change,
+        named=request.path_params["id"],
+        name=body.name,
+        role=body.role,
+        password=hashed,
+        keep_tokens=body.keep_tokens,
     )
     return json_response(request, describe_member(row))
 
 
-def _change(connection: Connection, named: str, **values: Any) -> Any:
+def _change(connection: Connection, /, named: str, **values: Any) -> Any:
     member_id = find_member(connection, named).id
     change_member(connection, member_id, **values)
     return find_member(connection, member_id)
@@ -192,7 +185,7 @@ async def _hashed(password: Secret | None) -> str | None:
 
 async def remove(request: Request) -> Response:
     """Remove a member, with their sessions and tokens."""
-    gone = await platform_of(request).database.write(partial(remove_member, named=request.path_params["id"]))
+    gone = await platform_of(request).database.write(remove_member, named=request.path_params["id"])
     return json_response(request, {"id": gone})
 
 
@@ -201,7 +194,7 @@ async def link(request: Request) -> Response:
     check_confirmed(request)
     platform = platform_of(request)
     await parse_body(request, EmptyBody)
-    member, value = await platform.database.write(partial(make_link, member=request.path_params["id"]))
+    member, value = await platform.database.write(make_link, member=request.path_params["id"])
     base = platform.settings.public_url.rstrip("/") or platform.url or _usual(platform.settings)
     return secret_response({"member": member, "url": f"{base}/link/{value}", "expires_in": LINK_LIFE}, 201)
 
@@ -217,7 +210,7 @@ async def set_password(request: Request) -> Response:
     given = await parse_body(request, NewPassword)
     if visitor.via != "session":
         raise Forbidden("Only somebody who is signed in sets their own password.")
-    row = await platform.database.read(partial(find_member, named=visitor.member_id))
+    row = await platform.database.read(find_member, named=visitor.member_id)
     if row.password:
         await check_password(platform, request, given.current.reveal() if given.current is not None else "")
     else:
@@ -225,12 +218,6 @@ async def set_password(request: Request) -> Response:
     hashed = await Passwords().hashed(given.password.reveal())
     keep = digest(caller.session)
     await platform.database.write(
-        partial(
-            change_member,
-            member_id=row.id,
-            password=hashed,
-            keep_session=keep,
-            keep_tokens=given.keep_tokens,
-        )
+        change_member, member_id=row.id, password=hashed, keep_session=keep, keep_tokens=given.keep_tokens
     )
     return json_response(request, {"id": row.id, "name": row.name})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -109,12 +108,7 @@ async def show(request: Request) -> Response:
     """Show a memory with its versions."""
     platform = platform_of(request)
     found = await platform.database.read(
-        partial(
-            memories.show,
-            vault=platform.vault,
-            visitor=visitor_of(request),
-            memory_id=request.path_params["id"],
-        )
+        memories.show, vault=platform.vault, visitor=visitor_of(request), memory_id=request.path_params["id"]
     )
     await record_order(request, found["conversation_id"], found["id"])
     return json_response(request, found)
@@ -124,13 +118,11 @@ async def add(request: Request) -> Response:
     """Remember something."""
     platform, given = platform_of(request), await parse_body(request, NewNote)
     made = await platform.database.write(
-        partial(
-            memories.add,
-            vault=platform.vault,
-            visitor=visitor_of(request),
-            scope_id=given.scope,
-            text=platform.redactor.redact(given.text),
-        )
+        memories.add,
+        vault=platform.vault,
+        visitor=visitor_of(request),
+        scope_id=given.scope,
+        text=platform.redactor.redact(given.text),
     )
     return json_response(request, made, 201, location=f"/memories/{made['id']}")
 
@@ -139,15 +131,13 @@ async def change(request: Request) -> Response:
     """Change a memory. What is not given stays as it is."""
     platform, given = platform_of(request), await parse_body(request, MemoryChange)
     made = await platform.database.write(
-        partial(
-            memories.change,
-            vault=platform.vault,
-            visitor=visitor_of(request),
-            memory_id=request.path_params["id"],
-            text=platform.redactor.redact(given.text) if given.text is not None else None,
-            pinned=given.pinned,
-            scope_id=given.scope,
-        )
+        memories.change,
+        vault=platform.vault,
+        visitor=visitor_of(request),
+        memory_id=request.path_params["id"],
+        text=platform.redactor.redact(given.text) if given.text is not None else None,
+        pinned=given.pinned,
+        scope_id=given.scope,
     )
     return json_response(request, made)
 
@@ -157,12 +147,10 @@ async def forget(request: Request) -> Response:
     await parse_body(request, EmptyBody)
     platform = platform_of(request)
     gone = await platform.database.write(
-        partial(
-            memories.forget,
-            vault=platform.vault,
-            visitor=visitor_of(request),
-            memory_id=request.path_params["id"],
-        )
+        memories.forget,
+        vault=platform.vault,
+        visitor=visitor_of(request),
+        memory_id=request.path_params["id"],
     )
     return json_response(request, gone)
 
@@ -172,12 +160,10 @@ async def restore(request: Request) -> Response:
     await parse_body(request, EmptyBody)
     platform = platform_of(request)
     found = await platform.database.write(
-        partial(
-            memories.restore,
-            vault=platform.vault,
-            visitor=visitor_of(request),
-            memory_id=request.path_params["id"],
-        )
+        memories.restore,
+        vault=platform.vault,
+        visitor=visitor_of(request),
+        memory_id=request.path_params["id"],
     )
     return json_response(request, found)
 
@@ -186,7 +172,7 @@ async def export(request: Request) -> Response:
     """Export everything that was noted, oldest first."""
     platform, query = platform_of(request), parse_query(request, ScopeName)
     found = await platform.database.read(
-        partial(memories.export, vault=platform.vault, visitor=visitor_of(request), scope_id=query.scope)
+        memories.export, vault=platform.vault, visitor=visitor_of(request), scope_id=query.scope
     )
     await record_reading(request, None, "memories")
     return json_response(request, {"memories": found})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -85,7 +84,7 @@ async def say_in_room(request: Request, text: str, *, room_id: str, agent: str) 
     visitor = await _speaker(platform, visitor_of(request))
     agent = await _chosen_agent(request, agent)
     room_id = room_id or await _new_room(platform, visitor)
-    room = await platform.database.read(partial(_room, conversation_id=room_id, member_id=visitor.member_id))
+    room = await platform.database.read(_room, conversation_id=room_id, member_id=visitor.member_id)
     taken = await take(platform, visitor, room, ChatPost(id=_mark(request), text=text, agent=agent))
     if taken.seq is None:
         raise Conflict("It was not taken as a message.")
@@ -106,12 +105,7 @@ async def _chosen_agent(request: Request, wanted: str) -> str:
 async def _new_room(platform: Platform, visitor: Visitor) -> str:
     connection = await web_connection(platform)
     return await platform.database.write(
-        partial(
-            open_room,
-            vault=platform.vault,
-            connection_id=connection.account.id,
-            member_id=visitor.member_id,
-        )
+        open_room, vault=platform.vault, connection_id=connection.account.id, member_id=visitor.member_id
     )
 
 
@@ -163,15 +157,13 @@ async def post(request: Request, conversation_id: str, post: Post) -> Response:
     platform, agent = platform_of(request), visitor_of(request).agent
     external = bool(agent) and (await agent_spec(platform, agent)).runtime is not None
     job_id = await platform.database.write(
-        partial(
-            _post,
-            platform=platform,
-            conversation_id=conversation_id,
-            post=post,
-            agent=agent,
-            request=request,
-            most=platform.settings.posts_per_minute if external else None,
-        )
+        _post,
+        platform=platform,
+        conversation_id=conversation_id,
+        post=post,
+        agent=agent,
+        request=request,
+        most=platform.settings.posts_per_minute if external else None,
     )
     platform.signals.wake(JOBS)
     said = {"conversation_id": conversation_id, "seq": None, "job_id": job_id, "result": "accepted"}
@@ -215,11 +207,11 @@ async def _speaker(platform: Platform, visitor: Visitor) -> Visitor:
 
 async def _say(request: Request, visitor: Visitor, room_id: str, text: str, agent: str = "") -> Response:
     platform = platform_of(request)
-    room = await platform.database.read(partial(_room, conversation_id=room_id, member_id=visitor.member_id))
+    room = await platform.database.read(_room, conversation_id=room_id, member_id=visitor.member_id)
     taken = await take(platform, visitor, room, ChatPost(id=_mark(request), text=text, agent=agent))
     # A repeat may have been taken in by the conversation that the first one began.
     where = taken.conversation_id or room_id
-    job_id = await platform.database.read(partial(_job, conversation_id=where))
+    job_id = await platform.database.read(_job, conversation_id=where)
     said = {"conversation_id": where, "seq": taken.seq, "job_id": job_id, "result": taken.result}
     location = f"/jobs/{job_id}" if job_id is not None else f"/conversations/{where}"
     return json_response(request, said, 202, location=location)

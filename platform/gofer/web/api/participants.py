@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
 from pydantic import Field
@@ -58,7 +57,7 @@ async def index(request: Request) -> Response:
     platform = platform_of(request)
     conversation_id, visitor = request.path_params["id"], visitor_of(request)
     found = await platform.database.read(
-        partial(runtimes.list_participants, conversation_id=conversation_id, visitor=visitor)
+        runtimes.list_participants, conversation_id=conversation_id, visitor=visitor
     )
     return json_response(request, {"participants": await runtimes.with_kinds(platform, found)})
 
@@ -77,19 +76,17 @@ async def acknowledge(request: Request) -> Response:
     if not agent:
         raise Forbidden("Only an agent acknowledges what it has read: use a token that is bound to it.")
     await platform.database.read(
-        partial(find_conversation, conversation_id=conversation_id, visitor=visitor_of(request))
+        find_conversation, conversation_id=conversation_id, visitor=visitor_of(request)
     )
     spec = await runtimes.agent_spec(platform, agent)
     told = await platform.database.write(
-        partial(
-            requests.acknowledge,
-            conversation_id=conversation_id,
-            agent=agent,
-            seq=given.seq,
-            hop=hop_of(given.trigger, given.hop),
-            done=given.done,
-            answer_within=spec.external.answer_within,
-        )
+        requests.acknowledge,
+        conversation_id=conversation_id,
+        agent=agent,
+        seq=given.seq,
+        hop=hop_of(given.trigger, given.hop),
+        done=given.done,
+        answer_within=spec.external.answer_within,
     )
     platform.signals.wake(JOBS)
     return json_response(request, told)
@@ -104,7 +101,7 @@ async def trigger(request: Request) -> Response:
         raise Forbidden("Only an owner forces a trigger.")
     if given.force and not given.reason.strip():
         raise Malformed("reason: say why, when you force a trigger; it is put on record.")
-    await platform.database.read(partial(find_conversation, conversation_id=conversation_id, visitor=visitor))
+    await platform.database.read(find_conversation, conversation_id=conversation_id, visitor=visitor)
     wish = TriggerWish(visitor.agent or actor(request), given.reason, given.force, visitor.agent)
     told = await runtimes.trigger(platform, conversation_id, given.agent, wish)
     platform.signals.wake(JOBS)
@@ -118,7 +115,7 @@ async def unblock(request: Request) -> Response:
     note(request, agent=given.agent)
     conversation_id = request.path_params["id"]
     await platform.database.write(
-        partial(requests.unblock, conversation_id=conversation_id, agent=given.agent, by=actor(request))
+        requests.unblock, conversation_id=conversation_id, agent=given.agent, by=actor(request)
     )
     return json_response(request, {"id": conversation_id})
 
@@ -128,6 +125,6 @@ async def close(request: Request) -> Response:
     platform, given = platform_of(request), await parse_body(request, Closing)
     conversation_id = request.path_params["id"]
     await platform.database.write(
-        partial(requests.set_closed, conversation_id=conversation_id, closed=given.closed, by=actor(request))
+        requests.set_closed, conversation_id=conversation_id, closed=given.closed, by=actor(request)
     )
     return json_response(request, {"id": conversation_id})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,14 +31,12 @@ async def index(request: Request) -> Response:
     platform = platform_of(request)
     query = parse_query(request, QuestionFilter)
     found = await platform.database.read(
-        partial(
-            list_questions,
-            vault=platform.vault,
-            job_id=query.job,
-            closed=query.all,
-            visitor=visitor_of(request),
-            limit=200,
-        )
+        list_questions,
+        vault=platform.vault,
+        job_id=query.job,
+        closed=query.all,
+        visitor=visitor_of(request),
+        limit=200,
     )
     return json_response(request, {"questions": found})
 
@@ -50,18 +46,14 @@ async def answer_one(request: Request) -> Response:
     platform = platform_of(request)
     given = await parse_body(request, AnswerBody)
     question_id = request.path_params["id"]
-    await platform.database.read(
-        partial(check_question, question_id=question_id, visitor=visitor_of(request))
-    )
+    await platform.database.read(check_question, question_id=question_id, visitor=visitor_of(request))
     job_id = await platform.database.write(
-        partial(
-            answer,
-            vault=platform.vault,
-            question_id=question_id,
-            text=given.text,
-            by=actor(request),
-            trust=answering_trust(request),
-        )
+        answer,
+        vault=platform.vault,
+        question_id=question_id,
+        text=given.text,
+        by=actor(request),
+        trust=answering_trust(request),
     )
     wake(platform)
     return json_response(request, {"id": question_id, "job_id": job_id}, 202, location=f"/jobs/{job_id}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -49,7 +48,7 @@ async def accept(request: Request) -> Response:
     check_confirmed(request)
     body = await parse_body(request, Accept)
     named = [RefusedRow(each.table, each.key) for each in body.rows]
-    done = await platform.database.write(partial(_accept, named=named))
+    done = await platform.database.write(_accept, named=named)
     note(request, rows=[f"{each.table} {each.key}" for each in done])
     await platform.secrets_changed()
     return json_response(request, {"accepted": [{"table": each.table, "key": each.key} for each in done]})

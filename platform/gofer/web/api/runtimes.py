@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -107,14 +106,14 @@ class OrderQuestion(RequestModel):
 async def index(request: Request) -> Response:
     """List runtimes."""
     platform = platform_of(request)
-    found = await platform.database.read(partial(runtimes.list_all, settings=platform.settings))
+    found = await platform.database.read(runtimes.list_all, settings=platform.settings)
     return json_response(request, {"runtimes": found})
 
 
 async def show(request: Request) -> Response:
     """One runtime with its last hops."""
     platform, name = platform_of(request), request.path_params["name"]
-    found = await platform.database.read(partial(runtimes.show_one, name=name, settings=platform.settings))
+    found = await platform.database.read(runtimes.show_one, name=name, settings=platform.settings)
     return json_response(request, found)
 
 
@@ -130,15 +129,13 @@ async def add(request: Request) -> Response:
     await platform.agents_changed()
     member_id = await _member(request, new.member)
     row = await platform.database.write(
-        partial(
-            records.register,
-            name=new.name,
-            agent=new.agent,
-            kind=new.kind,
-            member_id=member_id,
-            callback_url=new.callback_url,
-            callback_secret=new.callback_secret,
-        )
+        records.register,
+        name=new.name,
+        agent=new.agent,
+        kind=new.kind,
+        member_id=member_id,
+        callback_url=new.callback_url,
+        callback_secret=new.callback_secret,
     )
     told = runtimes.describe(row, platform.settings)
     return json_response(request, told, 201, location=f"/runtimes/{new.name}")
@@ -178,7 +175,7 @@ async def _member(request: Request, named: str = "") -> str:
     """The id of the member that is meant; one's own, or the first owner's for the command line."""
     platform, visitor = platform_of(request), visitor_of(request)
     if named:
-        return str((await platform.database.read(partial(find_member, named=named))).id)
+        return str((await platform.database.read(find_member, named=named)).id)
     return visitor.member_id or str((await platform.database.write(first_owner)).id)
 
 
@@ -198,7 +195,7 @@ async def announce(request: Request) -> Response:
     name, member_id = request.path_params["name"], await _member(request)
     every = platform.settings.runtime_heartbeat
     row = await platform.database.write(
-        partial(records.announce, name=name, member_id=member_id, said=announcement, every=every)
+        records.announce, name=name, member_id=member_id, said=announcement, every=every
     )
     if said.gone and await runtimes.end_hops_of(platform, row.id):
         platform.signals.wake(JOBS)
@@ -210,7 +207,7 @@ async def drain(request: Request) -> Response:
     given = await parse_body(request, Draining)
     platform, name = platform_of(request), request.path_params["name"]
     await _check_owned(request, name)
-    row = await platform.database.write(partial(records.drain, name=name, on=given.on))
+    row = await platform.database.write(records.drain, name=name, on=given.on)
     platform.signals.wake(JOBS)
     return json_response(request, runtimes.describe(row, platform.settings))
 
@@ -219,12 +216,12 @@ async def remove(request: Request) -> Response:
     """Forget a runtime."""
     platform, name = platform_of(request), request.path_params["name"]
     await _check_owned(request, name)
-    await platform.database.write(partial(records.remove, name=name))
+    await platform.database.write(records.remove, name=name)
     return json_response(request, {"id": name})
 
 
 async def _check_owned(request: Request, name: str) -> None:
-    row = await platform_of(request).database.read(partial(records.find_runtime, name=name))
+    row = await platform_of(request).database.read(records.find_runtime, name=name)
     is_owner = visitor_of(request).role == "owner"
     records.check_owned(row, await _member(request), is_owner=is_owner)
 
@@ -289,6 +286,6 @@ async def question(request: Request) -> Response:
     platform, job_id = platform_of(request), path_number(request)
     member_id = await _member(request)
     found = await platform.database.read(
-        partial(runtimes.find_answer, vault=platform.vault, job_id=job_id, member_id=member_id)
+        runtimes.find_answer, vault=platform.vault, job_id=job_id, member_id=member_id
     )
     return json_response(request, found)

@@ -89,9 +89,7 @@ class ScheduleChange(RequestModel):
 async def index(request: Request) -> Response:
     """List schedules."""
     platform = platform_of(request)
-    found = await platform.database.read(
-        partial(list_schedules, vault=platform.vault, visitor=visitor_of(request))
-    )
+    found = await platform.database.read(list_schedules, vault=platform.vault, visitor=visitor_of(request))
     return json_response(request, {"schedules": found})
 
 
@@ -100,7 +98,7 @@ async def show(request: Request) -> Response:
     platform = platform_of(request)
     named, visitor = request.path_params["id"], visitor_of(request)
     shown, row = await platform.database.read(
-        partial(schedules.read_schedule, vault=platform.vault, named=named, visitor=visitor)
+        schedules.read_schedule, vault=platform.vault, named=named, visitor=visitor
     )
     return _shown(request, shown, _version(row))
 
@@ -150,7 +148,7 @@ async def change(request: Request) -> Response:
     body = await parse_body(request, ScheduleChange)
     note(request, fields=sorted(body.model_fields_set))
     shown = await platform_of(request).database.write(
-        partial(_change, request=request, named=request.path_params["id"], body=body)
+        _change, request=request, named=request.path_params["id"], body=body
     )
     return _shown(request, *shown)
 
@@ -182,16 +180,16 @@ async def run(request: Request) -> Response:
     """Make a schedule's job now, apart from its own times."""
     platform = platform_of(request)
     await parse_body(request, EmptyBody)
-    job_id = await platform.database.write(partial(run_schedule, named=request.path_params["id"]))
+    job_id = await platform.database.write(run_schedule, named=request.path_params["id"])
     platform.signals.wake(JOBS)
-    row = await platform.database.read(partial(find_job, job_id=job_id))
+    row = await platform.database.read(find_job, job_id=job_id)
     return json_response(request, {"id": job_id, "state": row.state}, 202, location=f"/jobs/{job_id}")
 
 
 async def remove(request: Request) -> Response:
     """Remove a schedule, by id or name."""
     named = request.path_params["id"]
-    await platform_of(request).database.write(partial(_remove, request=request, named=named))
+    await platform_of(request).database.write(_remove, request=request, named=named)
     return json_response(request, {"id": named})
 
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer.web.api.http import Id, RequestModel, json_response, parse_body, parse_query, platform_of
 from gofer.web.auth import note
 from gofer.web.auth.confirmation import check_confirmed

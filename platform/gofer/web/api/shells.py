@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -26,7 +25,7 @@ async def index(request: Request) -> Response:
     """List shells."""
     query = parse_query(request, ShellFilter)
     found = await platform_of(request).database.read(
-        partial(list_shells, conversation=query.conversation, limit=query.limit)
+        list_shells, conversation=query.conversation, limit=query.limit
     )
     for row in found:
         del row["title"]
@@ -48,7 +47,7 @@ async def show(request: Request) -> Response:
     """
     query = parse_query(request, Inside)
     visitor, named = visitor_of(request), _named(request)
-    row, record = await platform_of(request).database.read(partial(find_shell, **named, visitor=visitor))
+    row, record = await platform_of(request).database.read(find_shell, **named, visitor=visitor)
     del row["title"]
     return json_response(request, {"shell": row, **await seen(record, query.path)})
 
@@ -56,7 +55,7 @@ async def show(request: Request) -> Response:
 async def close(request: Request) -> Response:
     """End a shell: its processes go within a minute, its files stay for the next."""
     named = _named(request)
-    agent_id = await platform_of(request).database.write(partial(end_shell, **named))
+    agent_id = await platform_of(request).database.write(end_shell, **named)
     return json_response(request, {"conversation_id": named["conversation_id"], "agent_id": agent_id})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -52,7 +51,7 @@ class NewToken(RequestModel):
 async def index(request: Request) -> Response:
     """List your own tokens; an owner sees everybody's."""
     visitor = _manager(request)
-    found = await platform_of(request).database.read(partial(list_tokens, member_id=_whose(visitor)))
+    found = await platform_of(request).database.read(list_tokens, member_id=_whose(visitor))
     return json_response(request, {"tokens": found})
 
 
@@ -78,7 +77,7 @@ async def add(request: Request) -> Response:
     note(request, name=new.name, scope=" ".join(new.scopes) or new.scope, days=new.days)
     if new.agent:
         note(request, agent=new.agent)
-    made = await platform.database.write(partial(_add, visitor=visitor, new=new))
+    made = await platform.database.write(_add, visitor=visitor, new=new)
     return secret_response(made, 201)
 
 
@@ -117,7 +116,5 @@ def _add(connection: Connection, visitor: Visitor, new: NewToken) -> dict[str, A
 async def revoke(request: Request) -> Response:
     """Revoke a token, at once."""
     visitor, token_id = _manager(request), request.path_params["id"]
-    await platform_of(request).database.write(
-        partial(revoke_token, token_id=token_id, member_id=_whose(visitor))
-    )
+    await platform_of(request).database.write(revoke_token, token_id=token_id, member_id=_whose(visitor))
     return json_response(request, {"id": token_id})

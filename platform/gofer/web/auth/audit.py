@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import structlog
@@ -34,7 +33,7 @@ MAX_READERS = 10_000
 async def audited(request: Request, visitor: Visitor, do: Callable[[], Awaitable[Response]]) -> Response:
     """Run a change with an audit entry that is written before it and completed after it."""
     platform: Platform = request.app.state.platform
-    entry = await platform.database.write(partial(_begin, **_facts(request, visitor)))
+    entry = await platform.database.write(_begin, **_facts(request, visitor))
     status = 500
     try:
         response = await do()
@@ -45,7 +44,7 @@ async def audited(request: Request, visitor: Visitor, do: Callable[[], Awaitable
     finally:
         data = platform.redactor.redact_value(getattr(request.state, "audit", {}))
         try:
-            await platform.database.write(partial(_end, entry=entry, status=status, data=data))
+            await platform.database.write(_end, entry=entry, status=status, data=data)
         except GoferError as error:
             # The change was made, and that it was asked for is on record.
             log.warning("audit.not_completed", entry=entry, status=status, error=str(error))
@@ -71,7 +70,7 @@ async def audited_as(
         "action": action[:MAX_VALUE],
         "subject": subject[:MAX_VALUE],
     }
-    entry = await platform.database.write(partial(_begin, **facts))
+    entry = await platform.database.write(_begin, **facts)
     status = 500
     try:
         done = await do()
@@ -81,7 +80,7 @@ async def audited_as(
         raise
     finally:
         with contextlib.suppress(GoferError):  # that it was asked for is on record
-            await platform.database.write(partial(_end, entry=entry, status=status, data={}))
+            await platform.database.write(_end, entry=entry, status=status, data={})
     return done
 
 
@@ -94,9 +93,7 @@ async def record_reading(request: Request, conversation_id: str | None, otherwis
     platform: Platform = request.app.state.platform
     if conversation_id:
         visitor = visitor_of(request)
-        await platform.database.read(
-            partial(require_readable, conversation_id=conversation_id, visitor=visitor)
-        )
+        await platform.database.read(require_readable, conversation_id=conversation_id, visitor=visitor)
     await record_order(request, conversation_id, otherwise)
 
 
@@ -111,7 +108,7 @@ async def record_order(request: Request, conversation_id: str | None, otherwise:
         return
     facts = {**_facts(request, visitor), "action": READ, "subject": subject[:MAX_VALUE], "status": 200}
     data = {"by": str(getattr(request.scope.get("route"), "name", "") or request.url.path)[:MAX_VALUE]}
-    await platform.database.write(partial(_record_reading, facts={**facts, "data": data}))
+    await platform.database.write(_record_reading, facts={**facts, "data": data})
     if len(lately) >= MAX_READERS:
         lately.clear()
     lately[reader] = current
@@ -143,7 +140,7 @@ def _facts(request: Request, visitor: Visitor) -> dict[str, Any]:
     }
 
 
-def _begin(connection: Connection, **facts: Any) -> int:
+def _begin(connection: Connection, /, **facts: Any) -> int:
     return audit.append(connection, facts)
 
 

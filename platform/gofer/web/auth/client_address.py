@@ -80,14 +80,14 @@ def _peer(scope: Scope) -> str:
 
 @lru_cache(maxsize=1024)  # the same few clients, with every request
 def plain_address(address: str) -> str:
-    """An IPv4 address that an IPv6 socket tells as one of its own is still that IPv4 address."""
+    """The address itself; for an IPv4 address that an IPv6 socket reports in its own form, the IPv4 address."""
     mapped = getattr(ip_address(address), "ipv4_mapped", None) if _is_address(address) else None
     return str(mapped) if mapped is not None else address
 
 
 @lru_cache(maxsize=1024)
 def network_of(address: str) -> str:
-    """Whom an address is counted as: an IPv6 host has 2**64 addresses of its own, which count as one."""
+    """The network that an address counts for: the 2**64 addresses of an IPv6 host count as one."""
     address = plain_address(address)
     if not _is_address(address) or ip_address(address).version == 4:
         return address

@@ -5,8 +5,6 @@ A browser left open, or a cookie that leaked, must not be enough to make a way i
 
 from __future__ import annotations
 
-from functools import partial
-
 from starlette.requests import Request
 
 from gofer.app import Platform
@@ -38,16 +36,16 @@ async def check_password(platform: Platform, request: Request, password: str) ->
     Guessing here costs as much as at the door, and holds up this session only.
     """
     visitor, caller = visitor_of(request), caller_of(request)
-    row = await platform.database.read(partial(find_member, named=visitor.member_id))
+    row = await platform.database.read(find_member, named=visitor.member_id)
     tried = {"name": row.name, "address": caller.address, "device": f"session:{digest(caller.session)}"}
-    await platform.database.write(partial(login_throttle.attempt, **tried))
+    await platform.database.write(login_throttle.attempt, **tried)
     if not row.password or not await Passwords().fits(password, row.password, known=True):
         raise Conflict("The current password is wrong.")
-    await platform.database.write(partial(login_throttle.clear_failures, **tried))
+    await platform.database.write(login_throttle.clear_failures, **tried)
     return str(row.id)
 
 
 async def confirm(platform: Platform, request: Request, password: str) -> None:
     """Note that whoever is signed in gave their password; raises Conflict and TooOften."""
     await check_password(platform, request, password)
-    await platform.database.write(partial(confirm_session, value=caller_of(request).session))
+    await platform.database.write(confirm_session, value=caller_of(request).session)

@@ -41,7 +41,8 @@ PLAIN_COOKIE, SECURE_COOKIE = "gofer_session", "__Host-gofer_session"
 CSRF_FIELD, CSRF_HEADER = "csrf", "x-gofer-csrf"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PREFIXES = ("/hooks/", "/healthz", "/readyz")
-"""For machines that know nothing of cookies and may call us by any name; a signature speaks for a webhook."""
+"""Paths for machines, which know nothing of cookies and may call us by any name. A webhook is known by its signature.
+"""
 METRICS = "/metrics"
 """Asked for by Prometheus, which finds us by whatever name its own network has; its token says who it is."""
 GATEWAY = "/gateway"
@@ -138,7 +139,8 @@ class Guard:
         return await self._platform.database.read(functools.partial(look, value=value))
 
     def _foreign_socket(self, scope: AsgiScope, headers: Headers, caller: Caller) -> Response | None:
-        """A WebSocket is not held back by the browser's own rules, so its origin is looked at here."""
+        """Whether a WebSocket comes from a page of another site. Browsers do not hold these back, so the origin is
+        checked here."""
         if scope["type"] != "websocket":
             return None
         origin = headers.get("origin", "")
@@ -187,7 +189,7 @@ async def _end(answer: Response, scope: AsgiScope, receive: Receive, send: Send)
 
 
 def _cookie(headers: Headers, name: str) -> str:
-    """A cookie's value; a doubled one counts as none: which would be the real one?"""
+    """A cookie's value. A cookie that comes twice counts as none, since nobody knows which is the real one."""
     found = []
     for part in ";".join(headers.getlist("cookie")).split(";"):
         key, _, value = part.strip().partition("=")
@@ -252,7 +254,7 @@ def require(
 
 
 async def turned_away(request: Request, error: NotSignedIn) -> Response:
-    """A stranger: the API says 401, a page leads to where one signs in."""
+    """The answer for a stranger: 401 from the API, a redirect to the login from a page."""
     if request.url.path.startswith("/api/") or request.url.path == METRICS:
         return await on_gofer_error(request, error)
     if request.method not in SAFE:

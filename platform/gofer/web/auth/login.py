@@ -78,7 +78,7 @@ class _Entry:
 
     async def _identify(self, request: Request, name: str, password: str) -> str | None:
         caller, write = caller_of(request), self._platform.database.write
-        member_id, stored = await self._platform.database.read(partial(_password_of, name=name))
+        member_id, stored = await self._platform.database.read(_password_of, name=name)
         device = device_of(self._platform.vault, request.headers, member_id, secure=caller.secure)
         tried: dict[str, Any] = {"name": name, "address": caller.address, "device": device}
         await write(partial(login_throttle.attempt, **tried))
@@ -93,14 +93,14 @@ class _Entry:
         response = RedirectResponse("/login", 303)
         if caller.session:
             await check_wish(request)
-            await self._platform.database.write(partial(end_session, value=caller.session))
+            await self._platform.database.write(end_session, value=caller.session)
             set_cookie(response, "", secure=caller.secure, life=0)
             response.headers["clear-site-data"] = '"cache", "storage"'
         return response
 
     async def show_link(self, request: Request) -> Response:
         """Say whom the link is for; it is used by the button, so that a preview does not use it up."""
-        found = await self._platform.database.read(partial(linked, value=request.path_params["token"]))
+        found = await self._platform.database.read(linked, value=request.path_params["token"])
         if found is None:
             return _page(request, "login.html", 410, next="/", error=USED)
         return _page(request, "link.html", member=found)
@@ -110,19 +110,17 @@ class _Entry:
         check_origin(request, may_be_missing=True)
         value = request.path_params["token"]
         form = await _form(request)
-        found = await self._platform.database.read(partial(linked, value=value))
+        found = await self._platform.database.read(linked, value=value)
         if found is None:
             return _page(request, "login.html", 410, next="/", error=USED)
         try:
             hashed = await self._chosen(form)
             done = await self._platform.database.write(
-                partial(
-                    _follow,
-                    value=value,
-                    name=form["name"],
-                    password=hashed,
-                    keep_tokens=bool(form["keep_tokens"]),
-                )
+                _follow,
+                value=value,
+                name=form["name"],
+                password=hashed,
+                keep_tokens=bool(form["keep_tokens"]),
             )
         except GoferError as error:
             return _page(request, "link.html", status_of(error), member=found, error=str(error))
@@ -142,9 +140,7 @@ class _Entry:
         caller = caller_of(request)
         agent = request.headers.get("user-agent", "")
         value = await self._platform.database.write(
-            partial(
-                _begin, old=caller.session, member_id=member_id, by=by, address=caller.address, agent=agent
-            )
+            _begin, old=caller.session, member_id=member_id, by=by, address=caller.address, agent=agent
         )
         response = RedirectResponse(target, 303)
         set_cookie(response, value, secure=caller.secure, life=int(LIFE))
@@ -180,7 +176,7 @@ def _follow(
     return done
 
 
-def _begin(connection: Connection, old: str, **session: Any) -> str:
+def _begin(connection: Connection, /, old: str, **session: Any) -> str:
     if old:
         end_session(connection, old)
     member_id = session.pop("member_id")

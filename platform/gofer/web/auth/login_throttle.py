@@ -11,10 +11,10 @@ import hashlib
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.errors import TooOften
 from gofer.store.db_time import now
+from gofer.store.fast_sql import upsert
 from gofer.store.tables import sign_in_delays
 from gofer.web.auth.client_address import network_of
 
@@ -45,7 +45,7 @@ def attempt(connection: Connection, name: str, address: str, device: str = "") -
 
 
 def clear_failures(connection: Connection, name: str, address: str, device: str = "") -> None:
-    """Forget the failures."""
+    """Forget the failures of a throttle."""
     keys = [throttle.key for throttle in _throttles(name, address, device)]
     connection.execute(delete(sign_in_delays).where(sign_in_delays.c.key.in_(keys)))
 
@@ -60,9 +60,8 @@ def _throttles(name: str, address: str, device: str) -> list[_Throttle]:
 
 
 def _fail(connection: Connection, throttle: _Throttle) -> None:
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     connection.execute(
-        dialect.insert(sign_in_delays)
+        upsert(connection.dialect.name, sign_in_delays)
         .values(key=throttle.key, failures=0, failed_at=now(), until=0)
         .on_conflict_do_nothing(index_elements=["key"])
     )

@@ -7,7 +7,6 @@ import hashlib
 import re
 import secrets
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select
@@ -205,7 +204,7 @@ async def ensure_owner(platform: Platform) -> None:
         hashed = await Passwords().hashed(given)
     except Malformed as error:
         raise ConfigError(f"GOFER_OWNER_PASSWORD: {error}") from None
-    await platform.database.write(partial(_set, password=hashed))
+    await platform.database.write(_set, password=hashed)
 
 
 def _give_principals(connection: Connection) -> None:

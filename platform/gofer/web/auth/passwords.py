@@ -34,7 +34,8 @@ class Passwords:
         return await self._in_turn(password, None, known=True)
 
     async def fits(self, password: str, stored: str, *, known: bool = False) -> bool:
-        """Whether it is the one; takes as long when there is none. Known browsers wait in a line of their own."""
+        """Whether a password fits its hash. Without a hash the check takes as long. Known browsers have a queue of
+        their own."""
         return bool(await self._in_turn(password[: LONGEST + 1], stored or NOBODY, known=known))
 
     async def _in_turn(self, password: str, stored: str | None, *, known: bool) -> str:

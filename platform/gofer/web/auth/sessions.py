@@ -82,7 +82,7 @@ def end_session(connection: Connection, value: str) -> None:
 
 
 def by_session(connection: Connection, value: str) -> Recognised | None:
-    """Whose session it is; None when it has ended."""
+    """The member whose session it is; None when it has ended."""
     row = connection.execute(
         select(
             members,
@@ -103,14 +103,14 @@ def by_session(connection: Connection, value: str) -> Recognised | None:
 
 
 def session_seen(connection: Connection, value: str) -> None:
-    """Note when it was last used."""
+    """Note when the session was last used."""
     connection.execute(
         update(web_sessions).where(web_sessions.c.digest == digest(value)).values(seen_at=now())
     )
 
 
 def confirm_session(connection: Connection, value: str) -> None:
-    """Note that its owner has just given their password."""
+    """Note that the session's owner has just given their password."""
     row_macs.update(connection, web_sessions, web_sessions.c.digest == digest(value), {"confirmed_at": now()})
 
 
@@ -199,7 +199,7 @@ def _narrow_digest(value: str) -> str:
 
 
 def by_token(connection: Connection, value: str) -> Recognised | None:
-    """Whose token it is; None when it is unknown or has ended."""
+    """The member whose token it is; None when it is unknown or has ended."""
     row = connection.execute(
         select(
             members,
@@ -232,7 +232,7 @@ def _right(connection: Connection, table: Table, row: Any) -> bool:
 
 
 def token_used(connection: Connection, token_id: str) -> None:
-    """Note when it was last used."""
+    """Note when the token was last used."""
     connection.execute(update(api_tokens).where(api_tokens.c.id == token_id).values(used_at=now()))
 
 

@@ -72,13 +72,11 @@ async def begin(request: Request) -> Response:
     value = await _form(request)
     connection = await rooms.web_connection(platform)
     made = await platform.database.write(
-        partial(
-            rooms.open_room,
-            vault=platform.vault,
-            connection_id=connection.account.id,
-            member_id=visitor.member_id,
-            page=_page_id(value["id"]),
-        )
+        rooms.open_room,
+        vault=platform.vault,
+        connection_id=connection.account.id,
+        member_id=visitor.member_id,
+        page=_page_id(value["id"]),
     )
     if "application/json" in request.headers.get("accept", ""):
         return JSONResponse({"room": made}, 201)
@@ -100,13 +98,11 @@ async def _rooms(platform: Platform, visitor: Visitor) -> list[rooms.Listed]:
     if connection is None:
         return []
     return await platform.database.read(
-        partial(
-            rooms.list_rooms,
-            vault=platform.vault,
-            redactor=platform.redactor,
-            connection_id=connection.account.id,
-            member_id=visitor.member_id,
-        )
+        rooms.list_rooms,
+        vault=platform.vault,
+        redactor=platform.redactor,
+        connection_id=connection.account.id,
+        member_id=visitor.member_id,
     )
 
 
@@ -117,11 +113,9 @@ def in_room(endpoint: InRoom) -> Callable[[Request], Awaitable[Response]]:
     async def entered(request: Request) -> Response:
         platform = platform_of(request)
         room = await platform.database.read(
-            partial(
-                rooms.find_room,
-                conversation_id=request.path_params["id"],
-                member_id=visitor_of(request).member_id,
-            )
+            rooms.find_room,
+            conversation_id=request.path_params["id"],
+            member_id=visitor_of(request).member_id,
         )
         return await endpoint(request, platform, room)
 
@@ -135,7 +129,7 @@ async def show(request: Request, platform: Platform, room: Room) -> Response:
     wanted = request.query_params.get("agent", "")
     if wanted:
         await rooms.find_agent(platform, wanted)
-    timeline = await platform.database.read(partial(_read, platform=platform, room=room, before=before))
+    timeline = await platform.database.read(_read, platform=platform, room=room, before=before)
     listed = await _rooms(platform, visitor_of(request))
     return await _page(request, platform, listed, room, timeline, wanted=wanted, older=before is not None)
 
@@ -254,7 +248,7 @@ async def keep_content(
         raise Malformed(f"{name} is empty.")
     media_type = media_type_of(content, declared)
     digest = await platform.database.write(
-        partial(_put, platform=platform, room=room, content=content, media_type=media_type)
+        _put, platform=platform, room=room, content=content, media_type=media_type
     )
     return {"hash": digest, "name": name, "media_type": media_type, "size": len(content)}
 
@@ -273,9 +267,7 @@ async def file_response(request: Request, platform: Platform, room: Room) -> Res
     digest = request.path_params["hash"]
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise NotFound("There is no such file.")
-    media_type, content = await platform.database.read(
-        partial(_get, platform=platform, room=room, digest=digest)
-    )
+    media_type, content = await platform.database.read(_get, platform=platform, room=room, digest=digest)
     shown = media_type if media_type in SHOWN and picture_type(content) == media_type else ""
     how = "inline" if shown and "download" not in request.query_params else "attachment"
     name = clean_name(request.query_params.get("name", "")[:200])

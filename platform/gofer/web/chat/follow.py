@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -46,7 +45,7 @@ async def follow(
         # The process's one reader of the log wakes it, wherever what happened was written.
         async with platform.follower.waking(conversation_id, watcher.wake):
             while True:
-                news = await platform.database.read(partial(look, after=cursor))
+                news = await platform.database.read(look, after=cursor)
                 if news.items or news.state != state:
                     state = news.state
                     yield news

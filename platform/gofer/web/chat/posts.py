@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -102,14 +101,14 @@ async def _agent(platform: Platform, room: Room, wanted: str) -> str:
     if wanted not in await choosable(platform):
         raise Malformed(f"There is no agent called {wanted[:40]!r} to choose.")
     await platform.agents_changed()  # its file may be a moment old
-    await platform.database.write(partial(choose, conversation_id=room.id, name=wanted))
+    await platform.database.write(choose, conversation_id=room.id, name=wanted)
     return wanted
 
 
 async def _files_of(platform: Platform, room: Room, files: list[FileSaid]) -> list[dict[str, Any]]:
     if not files:
         return []
-    return await platform.database.read(partial(_files, room=room, files=files))
+    return await platform.database.read(_files, room=room, files=files)
 
 
 def _files(connection: Connection, room: Room, files: list[FileSaid]) -> list[dict[str, Any]]:

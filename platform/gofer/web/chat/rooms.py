@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
@@ -67,9 +66,7 @@ async def web_connection(platform: Platform) -> LoadedConnection:
     if there is not None:
         return there
     integration = platform.registry.get(INTEGRATION)
-    made = await platform.database.write(
-        partial(_ensure_connection, vault=platform.vault, integration=integration)
-    )
+    made = await platform.database.write(_ensure_connection, vault=platform.vault, integration=integration)
     await platform.secrets_changed()
     return await platform.accounts.get(made)
 
@@ -89,7 +86,7 @@ async def switched_on(platform: Platform, connection_id: str) -> LoadedConnectio
 
 
 def _connection(connection: Connection) -> str | None:
-    """The oldest whose replies are shown here: those of the others go to pages of their own."""
+    """The oldest connection whose replies are shown here. Replies of other connections go to pages of their own."""
     query = select(connections.c.id, connections.c.settings).where(connections.c.integration == INTEGRATION)
     rows = connection.execute(query.order_by(connections.c.created_at)).all()
     return next((str(row.id) for row in rows if not row.settings.get("reply_url")), None)
@@ -167,14 +164,12 @@ async def make_room(platform: Platform, member_id: str, page: str, agent: str) -
     """Make a member's room for one page, with an agent, unless it is there."""
     connection = await web_connection(platform)
     await platform.database.write(
-        partial(
-            open_room,
-            vault=platform.vault,
-            connection_id=connection.account.id,
-            member_id=member_id,
-            page=page,
-            agent=agent,
-        )
+        open_room,
+        vault=platform.vault,
+        connection_id=connection.account.id,
+        member_id=member_id,
+        page=page,
+        agent=agent,
     )
 
 

@@ -67,7 +67,7 @@ class Sockets:
             raise NotSignedIn("This needs the role operator.")
         conversation_id = connection.path_params["id"]
         room = await self._platform.database.read(
-            partial(find_room, conversation_id=conversation_id, member_id=visitor.member_id)
+            find_room, conversation_id=conversation_id, member_id=visitor.member_id
         )
         return visitor, room
 
@@ -94,7 +94,7 @@ class Sockets:
             given = parse_post(value)
             # Asked anew each time: a room may be purged, and its agent is known from the first message on.
             now = await self._platform.database.read(
-                partial(find_room, conversation_id=room.id, member_id=visitor.member_id)
+                find_room, conversation_id=room.id, member_id=visitor.member_id
             )
             taken = await take(self._platform, visitor, now, given)
         except GoferError as error:

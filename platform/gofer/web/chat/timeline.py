@@ -323,7 +323,7 @@ class Reader:
 
 
 def settled(connection: Connection) -> Any:
-    """On Postgres, only what no open transaction can still put something before."""
+    """The condition for settled rows: on Postgres, those before which no open transaction can still put one."""
     if connection.dialect.name != "postgresql":
         return literal_column("1 = 1")
     return events.c.tx < literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,7 +16,7 @@ async def index(request: Request) -> Response:
     name = request.query_params.get("name", "")
     before = query_number(request, "before")
     entries = await platform_of(request).database.read(
-        partial(list_entries, member=name, before=before, limit=PER_PAGE)
+        list_entries, member=name, before=before, limit=PER_PAGE
     )
     more = entries[-1]["id"] if len(entries) == PER_PAGE else None
     return render(request, "audit.html", entries=entries, name=name, more=more)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -37,9 +35,7 @@ async def done(request: Request) -> Response:
 
 
 async def _page(request: Request, target: str, error: str = "", status: int = 200) -> Response:
-    member = await platform_of(request).database.read(
-        partial(find_member, named=visitor_of(request).member_id)
-    )
+    member = await platform_of(request).database.read(find_member, named=visitor_of(request).member_id)
     values = {"name": member.name, "has_password": bool(member.password), "csrf": csrf_of(request)}
     where = {"next": local_target(target), "action": CONFIRM}
     return render_alone(request, "confirm.html", status, error=error, **values, **where)

@@ -24,7 +24,7 @@ from gofer.connections.health import disconnect
 from gofer.errors import Malformed
 from gofer.integration import Integration
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer.web.auth import actor
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.dashboard.checks import Checks
@@ -52,7 +52,7 @@ async def index(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """One, with its set-up and settings."""
     platform, connection_id = platform_of(request), request.path_params["id"]
-    found = await platform.database.read(partial(read_connection, connection_id=connection_id))
+    found = await platform.database.read(read_connection, connection_id=connection_id)
     connection_id = found["connection"]["id"]
     checks: Checks = request.app.state.checks
     known = {each["id"]: each for each in await checks.connections()}.get(connection_id, {})
@@ -203,16 +203,14 @@ async def add(request: Request) -> Response:
     integration = platform.registry.get(request.path_params["integration"])
     given = {field.name: text_of(form, f"secret.{field.name}").strip() for field in integration.secrets}
     connection_id = await platform.database.write(
-        partial(
-            add_connection,
-            vault=platform.vault,
-            workspace_id=FIRST_WORKSPACE,
-            integration=integration,
-            name=text_of(form, "name").strip(),
-            settings=settings_in(integration, form),
-            secrets_given={name: Secret(value) for name, value in given.items() if value},
-            by=actor(request),
-        )
+        add_connection,
+        vault=platform.vault,
+        workspace_id=FIRST_WORKSPACE,
+        integration=integration,
+        name=text_of(form, "name").strip(),
+        settings=settings_in(integration, form),
+        secrets_given={name: Secret(value) for name, value in given.items() if value},
+        by=actor(request),
     )
     return await apply_and_show(request, connection_id, "Added.", fresh=True)
 
@@ -229,10 +227,10 @@ async def change(request: Request) -> Response:
         change_it = partial(choose_connection_agent, agent=text_of(form, "agent"), there=there)
     else:
         check_confirmed(request)
-        row = await platform.database.read(partial(find_connection, connection_id=connection_id))
+        row = await platform.database.read(find_connection, connection_id=connection_id)
         integration = platform.registry.get(row.integration)
         change_it = partial(change_settings, integration=integration, settings=settings_in(integration, form))
-    await platform.database.write(partial(change_it, connection_id=connection_id, by=actor(request)))
+    await platform.database.write(change_it, connection_id=connection_id, by=actor(request))
     await platform.agents_changed()
     words = {"on": "Switched on.", "off": "Switched off."}.get(switch, "Saved.")
     return await apply_and_show(request, connection_id, words)
@@ -257,7 +255,7 @@ async def apply_and_show(
 async def test(request: Request) -> Response:
     """Ask the service now."""
     platform, connection_id = platform_of(request), request.path_params["id"]
-    await platform.database.read(partial(find_connection, connection_id=connection_id))
+    await platform.database.read(find_connection, connection_id=connection_id)
     checks: Checks = request.app.state.checks
     health = await checks.ask(connection_id)
     said = health.line if health.ok or not health.fix else f"{health.line} Fix: {health.fix}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -39,13 +38,7 @@ async def index(request: Request) -> Response:
     names = await platform.database.read(connection_names)
     visitor = visitor_of(request)
     listed = await platform.database.read(
-        partial(
-            conversations.list_by_activity,
-            visitor=visitor,
-            connection_id=wanted,
-            before=before,
-            limit=PER_PAGE,
-        )
+        conversations.list_by_activity, visitor=visitor, connection_id=wanted, before=before, limit=PER_PAGE
     )
     listed = await with_titles(platform, listed, visitor, by="id")
     more = listed[-1]["last_job"] if len(listed) == PER_PAGE else None
@@ -59,9 +52,7 @@ async def show(request: Request) -> Response:
     """One, with what was said."""
     platform, conversation_id = platform_of(request), request.path_params["id"]
     found = await platform.database.read(
-        partial(
-            _read, platform=platform, conversation_id=conversation_id, before=query_number(request, "before")
-        )
+        _read, platform=platform, conversation_id=conversation_id, before=query_number(request, "before")
     )
     await record_reading(request, conversation_id)
     (found["conversation"],) = await with_titles(
@@ -120,7 +111,7 @@ def _describe(
 async def whole(request: Request) -> Response:
     """One message in full, as plain text."""
     platform = platform_of(request)
-    text = await platform.database.read(partial(_read_whole, vault=platform.vault, **request.path_params))
+    text = await platform.database.read(_read_whole, vault=platform.vault, **request.path_params)
     await record_reading(request, request.path_params["id"])
     return PlainTextResponse(platform.redactor.redact(text))
 
@@ -142,14 +133,12 @@ async def change_rule(request: Request) -> Response:
     if not revoke and path["verb"] != "restore":
         raise NotFound("A rule can be revoked or restored.")
     await platform.database.write(
-        partial(
-            conversations.change_rule,
-            vault=platform.vault,
-            conversation_id=path["id"],
-            memory_id=path["memory"],
-            revoke=revoke,
-            by=visitor_of(request).name,
-        )
+        conversations.change_rule,
+        vault=platform.vault,
+        conversation_id=path["id"],
+        memory_id=path["memory"],
+        revoke=revoke,
+        by=visitor_of(request).name,
     )
     said = "Revoked. Runs do not read it any more." if revoke else "Restored. Runs read it again."
     return redirect(f"/conversations/{path['id']}", said)

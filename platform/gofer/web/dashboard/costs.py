@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from datetime import date
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -32,7 +31,7 @@ async def show(request: Request) -> Response:
     days = SPANS.get(request.query_params.get("days", ""), 30)
     by = request.query_params.get("by", "model")
     by = by if by in BY else "model"
-    found = await platform.database.read(partial(read, timezone=platform.settings.timezone, days=days))
+    found = await platform.database.read(read, timezone=platform.settings.timezone, days=days)
     budgets = await asyncio.to_thread(
         _budgets, AgentFiles.of(platform.settings), list(found["agents"].values())
     )

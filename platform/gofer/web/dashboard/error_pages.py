@@ -63,7 +63,7 @@ def _is_for_people(scope: Scope) -> bool:
 
 
 def _is_too_large(message: Message) -> bool:
-    """Starlette's own word for a body beyond a route's limit."""
+    """Whether Starlette refused a body beyond a route's limit."""
     kind = Headers(raw=message["headers"]).get("content-type", "")
     return bool(message["status"] == 413 and kind.startswith("text/plain"))
 

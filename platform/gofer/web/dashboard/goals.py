@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,9 +19,7 @@ SAID = {"pause": "Paused.", "resume": "Going on.", "cancel": "Cancelled. What ra
 async def index(request: Request) -> Response:
     """Every goal, by state."""
     platform = platform_of(request)
-    found = await platform.database.read(
-        partial(goals.board, vault=platform.vault, visitor=visitor_of(request))
-    )
+    found = await platform.database.read(goals.board, vault=platform.vault, visitor=visitor_of(request))
     await record_reading(request, None, "goals")
     return render(request, "goals.html", board=platform.redactor.redact_value(found))
 
@@ -34,12 +30,10 @@ async def show(request: Request) -> Response:
     platform, goal_id = platform_of(request), request.path_params["id"]
     visitor = visitor_of(request)
     found = await platform.database.read(
-        partial(goals.show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor)
+        goals.show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor
     )
     await record_reading(request, found["conversation_id"], goal_id)
-    asked = await platform.database.read(
-        partial(list_questions, vault=platform.vault, visitor=visitor, limit=100)
-    )
+    asked = await platform.database.read(list_questions, vault=platform.vault, visitor=visitor, limit=100)
     mine = [question for question in asked if question["job_id"] == found["job_id"]]
     shown = platform.redactor.redact_value(found)
     steps = [task for task in shown["tasks"] if task["number"]]
@@ -62,7 +56,7 @@ async def change(request: Request) -> Response:
     verb = request.path_params["verb"]
     if verb == "tell":
         await platform.database.read(
-            partial(goals.show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor_of(request))
+            goals.show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor_of(request)
         )
         told = await goals.tell_goal(
             platform,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -34,7 +33,7 @@ async def index(request: Request) -> Response:
     before = query_number(request, "before")
     names = await platform.database.read(connection_names)
     listed = await platform.database.read(
-        partial(list_deliveries, connection_id=wanted, before=before, limit=PER_PAGE, titles=True)
+        list_deliveries, connection_id=wanted, before=before, limit=PER_PAGE, titles=True
     )
     listed = await with_titles(platform, listed, visitor_of(request))
     more = listed[-1]["id"] if len(listed) == PER_PAGE else None
@@ -58,9 +57,7 @@ async def index(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """One, as it was kept."""
     platform = platform_of(request)
-    found = await platform.database.read(
-        partial(_read, vault=platform.vault, delivery_id=request.path_params["id"])
-    )
+    found = await platform.database.read(_read, vault=platform.vault, delivery_id=request.path_params["id"])
     delivery = found["delivery"]
     await record_reading(request, delivery["conversation_id"], f"delivery {delivery['id']}")
     return render(request, "delivery.html", **found)
@@ -125,7 +122,7 @@ async def simulation(request: Request) -> Response:
     wanted, headers, body = request.query_params.get("connection", ""), "", ""
     if chosen is not None:
         delivery, content = await platform.database.read(
-            partial(read_delivery, vault=platform.vault, delivery_id=chosen)
+            read_delivery, vault=platform.vault, delivery_id=chosen
         )
         await record_reading(request, delivery["conversation_id"], f"delivery {delivery['id']}")
         wanted = delivery["connection_id"]

@@ -68,7 +68,7 @@ async def levels(request: Request) -> Response:
 async def versions(request: Request) -> Response:
     """What ran when, and why it ended, as the supervisor saw it."""
     platform = platform_of(request)
-    happened = await platform.database.read(partial(supervised_events, limit=MAX_LINES))
+    happened = await platform.database.read(supervised_events, limit=MAX_LINES)
     home = open_home(platform.settings)
     manifests = await asyncio.to_thread(home.manifests) if platform.settings.build else {}
     states = await asyncio.to_thread(release_states, home)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -34,7 +33,7 @@ async def _page(request: Request, made: dict[str, str] | None = None) -> Respons
     """With `made`, something that is kept nowhere else and that a redirect would have to carry."""
     choices: dict[str, Any] = {"roles": ROLES, "scopes": SCOPES, "lives": list(LIVES), "nouns": NOUNS}
     session, only = caller_of(request).session, _whose(request)
-    found = await platform_of(request).database.read(partial(_read, only=only, session=session))
+    found = await platform_of(request).database.read(_read, only=only, session=session)
     return render(request, "members.html", **found, **choices, unmasked={"made": made})
 
 
@@ -48,7 +47,7 @@ def _read(connection: Connection, only: str | None, session: str) -> dict[str, A
 
 
 def _whose(request: Request) -> str | None:
-    """Whose tokens and sessions one may see and end: one's own; None, for an owner, anybody's."""
+    """The member whose tokens and sessions one may see and end: oneself; None for an owner, who may see everybody's."""
     visitor = visitor_of(request)
     return None if visitor.may("owner") else visitor.member_id
 
@@ -80,9 +79,7 @@ async def change(request: Request) -> Response:
     form = await form_of(request)
     role = _role(text_of(form, "role"))
     note(request, role=role)
-    await platform_of(request).database.write(
-        partial(change_member, member_id=request.path_params["id"], role=role)
-    )
+    await platform_of(request).database.write(change_member, member_id=request.path_params["id"], role=role)
     return redirect("/members", "Saved.")
 
 
@@ -90,16 +87,14 @@ async def change(request: Request) -> Response:
 async def link(request: Request) -> Response:
     """A fresh link for somebody."""
     check_confirmed(request)
-    name, value = await platform_of(request).database.write(
-        partial(make_link, member=request.path_params["id"])
-    )
+    name, value = await platform_of(request).database.write(make_link, member=request.path_params["id"])
     return await _show_link(request, name, value)
 
 
 @page("owner")
 async def remove(request: Request) -> Response:
     """Remove one with their sessions and tokens."""
-    await platform_of(request).database.write(partial(remove_member, named=request.path_params["id"]))
+    await platform_of(request).database.write(remove_member, named=request.path_params["id"])
     return redirect("/members", "Removed.")
 
 
@@ -126,7 +121,7 @@ async def add_token(request: Request) -> Response:
 async def remove_token(request: Request) -> Response:
     """End a token: one's own, or an owner anybody's."""
     await platform_of(request).database.write(
-        partial(revoke_token, token_id=request.path_params["id"], member_id=_whose(request))
+        revoke_token, token_id=request.path_params["id"], member_id=_whose(request)
     )
     return redirect("/members", "The token is void from now on.")
 
@@ -135,7 +130,7 @@ async def remove_token(request: Request) -> Response:
 async def end_session(request: Request) -> Response:
     """End a session: one's own, or an owner anybody's."""
     await platform_of(request).database.write(
-        partial(end_sessions, member_id=_whose(request), session_id=request.path_params["id"])
+        end_sessions, member_id=_whose(request), session_id=request.path_params["id"]
     )
     return redirect("/members", "That session is over.")
 
@@ -145,7 +140,7 @@ async def end_other_sessions(request: Request) -> Response:
     """End one's sessions everywhere else."""
     here = caller_of(request).session
     ended = await platform_of(request).database.write(
-        partial(end_sessions, member_id=visitor_of(request).member_id, keep=here)
+        end_sessions, member_id=visitor_of(request).member_id, keep=here
     )
     return redirect("/members", f"You are signed out everywhere else; sessions ended: {ended}.")
 

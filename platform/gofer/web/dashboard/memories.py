@@ -74,13 +74,11 @@ async def add(request: Request) -> Response:
     """Note something."""
     platform, form = platform_of(request), await form_of(request)
     made = await platform.database.write(
-        partial(
-            memories.add,
-            vault=platform.vault,
-            visitor=visitor_of(request),
-            scope_id=text_of(form, "scope").strip(),
-            text=platform.redactor.redact(text_of(form, "text")),
-        )
+        memories.add,
+        vault=platform.vault,
+        visitor=visitor_of(request),
+        scope_id=text_of(form, "scope").strip(),
+        text=platform.redactor.redact(text_of(form, "text")),
     )
     return redirect(f"/memory/{made['id']}", "Remembered.")
 
@@ -145,12 +143,10 @@ async def export(request: Request) -> Response:
     """What was noted, as JSON lines to download."""
     platform = platform_of(request)
     found = await platform.database.read(
-        partial(
-            memories.export,
-            vault=platform.vault,
-            visitor=visitor_of(request),
-            scope_id=request.query_params.get("scope", "")[:200],
-        )
+        memories.export,
+        vault=platform.vault,
+        visitor=visitor_of(request),
+        scope_id=request.query_params.get("scope", "")[:200],
     )
     await record_reading(request, None, "memories")
     lines = "".join(json.dumps(platform.redactor.redact_value(each)) + "\n" for each in found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -44,7 +43,7 @@ async def show(request: Request) -> Response:
     checks: Checks = request.app.state.checks
     visitor = visitor_of(request)
     found = await platform.database.read(
-        partial(read, vault=platform.vault, timezone=platform.settings.timezone, visitor=visitor)
+        read, vault=platform.vault, timezone=platform.settings.timezone, visitor=visitor
     )
     for name in ("running", "dead", "early", "unheard"):
         found[name] = await with_titles(platform, found[name], visitor)

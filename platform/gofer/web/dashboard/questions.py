@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,18 +22,14 @@ async def answer_one(request: Request) -> Response:
     if not text:
         raise Malformed("Write an answer first.")
     question_id = request.path_params["id"]
-    await platform.database.read(
-        partial(check_question, question_id=question_id, visitor=visitor_of(request))
-    )
+    await platform.database.read(check_question, question_id=question_id, visitor=visitor_of(request))
     job_id = await platform.database.write(
-        partial(
-            answer,
-            vault=platform.vault,
-            question_id=question_id,
-            text=text,
-            by=actor(request),
-            trust=answering_trust(request),
-        )
+        answer,
+        vault=platform.vault,
+        question_id=question_id,
+        text=text,
+        by=actor(request),
+        trust=answering_trust(request),
     )
     wake(platform)
     return redirect(f"/runs/{job_id}", "Answered. The run goes on.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -41,7 +40,7 @@ async def show(request: Request) -> Response:
     platform, job_id = platform_of(request), request.path_params["id"]
     before, visitor = query_number(request, "before"), visitor_of(request)
     found = await platform.database.read(
-        partial(read, platform=platform, job_id=job_id, before=before, visitor=visitor)
+        read, platform=platform, job_id=job_id, before=before, visitor=visitor
     )
     await record_reading(request, found["job"]["conversation_id"], f"job {job_id}")
     (found["job"],) = await with_titles(platform, [found["job"]], visitor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -72,7 +71,7 @@ def read_filter(request: Request) -> RunFilter:
 async def index(request: Request) -> Response:
     """The list."""
     platform, wanted = platform_of(request), read_filter(request)
-    found = await platform.database.read(partial(read, wanted=wanted))
+    found = await platform.database.read(read, wanted=wanted)
     runs = found["runs"] = await with_titles(platform, found["runs"], visitor_of(request))
     more = wanted.address(before=runs[-1]["id"]) if len(runs) == PER_PAGE else ""
     return render(

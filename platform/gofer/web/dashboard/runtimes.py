@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,7 +17,7 @@ from gofer.web.queries import runtimes
 async def index(request: Request) -> Response:
     """The list."""
     platform = platform_of(request)
-    found = await platform.database.read(partial(runtimes.list_all, settings=platform.settings))
+    found = await platform.database.read(runtimes.list_all, settings=platform.settings)
     return render(request, "runtimes.html", runtimes=found)
 
 
@@ -27,7 +25,7 @@ async def index(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """One, with its last hops."""
     platform, name = platform_of(request), request.path_params["name"]
-    found = await platform.database.read(partial(runtimes.show_one, name=name, settings=platform.settings))
+    found = await platform.database.read(runtimes.show_one, name=name, settings=platform.settings)
     return render(request, "runtime.html", runtime=found)
 
 
@@ -37,10 +35,10 @@ async def change(request: Request) -> Response:
     platform, name, verb = platform_of(request), request.path_params["name"], request.path_params["verb"]
     await form_of(request)
     if verb == "remove":
-        await platform.database.write(partial(records.remove, name=name))
+        await platform.database.write(records.remove, name=name)
         return redirect("/runtimes", f"{name} is forgotten.")
     if verb not in ("drain", "resume"):
         raise Malformed("A runtime can be drained, given work again, or removed.")
-    await platform.database.write(partial(records.drain, name=name, on=verb == "drain"))
+    await platform.database.write(records.drain, name=name, on=verb == "drain")
     platform.signals.wake(JOBS)
     return redirect(f"/runtimes/{name}", "It gets nothing new." if verb == "drain" else "It gets work again.")

@@ -58,7 +58,7 @@ def _shown(found: re.Match[str]) -> str:
 
 
 def ticks(text: str) -> Markup:
-    """A sentence in which what stands between backticks is code, and nothing else is anything."""
+    """A sentence as HTML: text between backticks is code, and everything else is plain text."""
     parts = inert(text).split("`")
     if len(parts) % 2 == 0:
         return escape(inert(text))

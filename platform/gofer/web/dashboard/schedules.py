@@ -35,7 +35,7 @@ async def index(request: Request) -> Response:
     """The list, and a form for another."""
     platform = platform_of(request)
     visitor = visitor_of(request)
-    found = await platform.database.read(partial(read_list, vault=platform.vault, visitor=visitor))
+    found = await platform.database.read(read_list, vault=platform.vault, visitor=visitor)
     found["conversations"] = await with_titles(platform, found["conversations"], visitor, by="id")
     return render(request, "schedules.html", **found, timezone=platform.settings.timezone, kinds=SCHEDULABLE)
 
@@ -111,9 +111,9 @@ def _payload(text: str) -> dict[str, Any]:
 
 @page("operator")
 async def run_now(request: Request) -> Response:
-    """One run beside those of its calendar."""
+    """Run a schedule once now, beside its regular times."""
     platform = platform_of(request)
-    job_id = await platform.database.write(partial(schedules.run_schedule, named=request.path_params["id"]))
+    job_id = await platform.database.write(schedules.run_schedule, named=request.path_params["id"])
     wake(platform)
     return redirect(f"/runs/{job_id}", "Begun.")
 
@@ -123,9 +123,7 @@ async def switch(request: Request) -> Response:
     """On or off."""
     form = await form_of(request)
     enabled = text_of(form, "enabled") == "on"
-    await platform_of(request).database.write(
-        partial(_switch, named=request.path_params["id"], enabled=enabled)
-    )
+    await platform_of(request).database.write(_switch, named=request.path_params["id"], enabled=enabled)
     return redirect("/schedules", "Switched on." if enabled else "Switched off.")
 
 
@@ -137,7 +135,7 @@ def _switch(connection: Connection, named: str, enabled: bool) -> None:
 @page("owner")
 async def remove(request: Request) -> Response:
     """Remove one."""
-    name = await platform_of(request).database.write(partial(_remove, named=request.path_params["id"]))
+    name = await platform_of(request).database.write(_remove, named=request.path_params["id"])
     return redirect("/schedules", f"{name} is removed.")
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer.web.auth import note
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.dashboard.endpoints import form_of, page, text_of

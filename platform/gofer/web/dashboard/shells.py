@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -29,7 +28,7 @@ MAX_EVENTS = 200
 async def index(request: Request) -> Response:
     """The list, the last used first."""
     platform = platform_of(request)
-    found = await platform.database.read(partial(list_shells, limit=PER_PAGE))
+    found = await platform.database.read(list_shells, limit=PER_PAGE)
     found = await with_titles(platform, found, visitor_of(request))
     return render(request, "shells.html", shells=found, sandbox=platform.settings.sandbox)
 
@@ -40,7 +39,7 @@ async def show(request: Request) -> Response:
     platform, visitor = platform_of(request), visitor_of(request)
     conversation_id, agent = request.path_params["conversation"], request.path_params["agent"]
     found = await platform.database.read(
-        partial(_read, platform=platform, conversation_id=conversation_id, agent=agent, visitor=visitor)
+        _read, platform=platform, conversation_id=conversation_id, agent=agent, visitor=visitor
     )
     await record_reading(request, conversation_id)
     (found["shell"],) = await with_titles(platform, [found["shell"]], visitor)
@@ -69,7 +68,7 @@ async def inside(request: Request) -> Response:
     """What a shell uses now and what a directory holds; loaded apart, because a large disk takes time."""
     conversation_id, agent = request.path_params["conversation"], request.path_params["agent"]
     row, record = await platform_of(request).database.read(
-        partial(find_shell, conversation_id=conversation_id, agent=agent, visitor=visitor_of(request))
+        find_shell, conversation_id=conversation_id, agent=agent, visitor=visitor_of(request)
     )
     inside = await seen(record, request.query_params.get("path", ""))
     template = "shell_inside.html" if "hx-request" in request.headers else "shell_inside_alone.html"
@@ -80,7 +79,5 @@ async def inside(request: Request) -> Response:
 async def close(request: Request) -> Response:
     """End one: its processes go, its files stay for the next."""
     conversation_id, agent = request.path_params["conversation"], request.path_params["agent"]
-    await platform_of(request).database.write(
-        partial(end_shell, conversation_id=conversation_id, agent=agent)
-    )
+    await platform_of(request).database.write(end_shell, conversation_id=conversation_id, agent=agent)
     return redirect("/shells", "Closed. Its processes end within a minute; its files stay.")

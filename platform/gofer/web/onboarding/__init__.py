@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from gofer.runs.agent_files import AgentFiles
 from gofer.secrets.secret_store import put_secret
 from gofer.store.bootstrap import FIRST_AGENT, FIRST_WORKSPACE
 from gofer.store.tables import bindings, connections, conversations, deliveries, secrets
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 from gofer.web.auth import require, visitor_of
 from gofer.web.auth.confirmation import Unconfirmed, check_confirmed
 from gofer.web.body import read_form
@@ -81,14 +81,12 @@ async def keep_key(platform: Platform, form: dict[str, str]) -> StepResult:
             "model", False, f"Not kept: {tried.line}", f"{fix}; or keep the key without the test."
         )
     await platform.database.write(
-        partial(
-            put_secret,
-            vault=platform.vault,
-            workspace_id=FIRST_WORKSPACE,
-            owner="",
-            name=name,
-            value=Secret(value),
-        )
+        put_secret,
+        vault=platform.vault,
+        workspace_id=FIRST_WORKSPACE,
+        owner="",
+        name=name,
+        value=Secret(value),
     )
     await platform.secrets_changed()
     word = tried.line if tried is not None else "It was not tested."
@@ -130,21 +128,19 @@ async def _connect(
 ) -> StepResult:
     """Make a connection and prepare its service; one that cannot be prepared leaves nothing behind."""
     connection_id = await platform.database.write(
-        partial(
-            add_connection,
-            vault=platform.vault,
-            workspace_id=FIRST_WORKSPACE,
-            integration=platform.registry.get(name),
-            name="",
-            settings=settings,
-            secrets_given=secrets,
-            by=by,
-        )
+        add_connection,
+        vault=platform.vault,
+        workspace_id=FIRST_WORKSPACE,
+        integration=platform.registry.get(name),
+        name="",
+        settings=settings,
+        secrets_given=secrets,
+        by=by,
     )
     await platform.secrets_changed()
     health = await set_up(platform, connection_id)
     if not health.ok:
-        await platform.database.write(partial(remove_connection, connection_id=connection_id, by=by))
+        await platform.database.write(remove_connection, connection_id=connection_id, by=by)
         await platform.secrets_changed()
         # What a health line advises may name the connection, which is gone.
         return StepResult(
@@ -275,7 +271,7 @@ async def github(request: Request, platform: Platform, form: dict[str, str]) -> 
 async def test(request: Request, platform: Platform, form: dict[str, str]) -> StepResult:
     """Ask a service how its connection is doing."""
     step, connection_id = request.path_params["step"], request.path_params["connection"]
-    row = await platform.database.read(partial(find_connection, connection_id=connection_id))
+    row = await platform.database.read(find_connection, connection_id=connection_id)
     if step not in OFFERED or row.integration != step:
         raise NotFound("There is no such connection.")
     return await test_connection(platform, step, connection_id)
@@ -300,7 +296,7 @@ MODEL_KEYS = ("anthropic_key", "openai_key")
 
 async def state_of(platform: Platform, member_id: str) -> dict[str, Any]:
     """What the page shows of each step."""
-    known = await platform.database.read(partial(_known, member_id=member_id))
+    known = await platform.database.read(_known, member_id=member_id)
     (model,) = await look_at_model(platform)
     settings = platform.settings
     given = {"anthropic_key": settings.anthropic_key, "openai_key": settings.openai_key}

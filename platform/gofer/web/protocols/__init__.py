@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Awaitable, Callable
+from functools import cache, partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from gofer.app import Platform
 from gofer.errors import GoferError
 from gofer.web.auth import visitor_of
+from gofer.web.auth.guard import GATEWAY
 from gofer.web.problems import on_gofer_error, problem
-from gofer.web.protocols.gateway import GATEWAY, GatewayDoor
-from gofer.web.protocols.session import SessionDoor
 
 STREAM = "/v1/agents/{agent}/stream"
 
@@ -21,11 +23,33 @@ STREAM = "/v1/agents/{agent}/stream"
 def routes(platform: Platform) -> list[BaseRoute]:
     """What to put into an app."""
     return [
-        WebSocketRoute(STREAM, SessionDoor(platform).socket),
+        WebSocketRoute(STREAM, _door(_sessions, platform)),
         Route(STREAM, partial(explain, page="session"), methods=["GET"]),
-        WebSocketRoute(GATEWAY, GatewayDoor(platform).socket),
+        WebSocketRoute(GATEWAY, _door(_gateway, platform)),
         Route(GATEWAY, partial(explain, page="openclaw"), methods=["GET"]),
     ]
+
+
+def _door(make: Callable[[Platform], Any], platform: Platform) -> Callable[[WebSocket], Awaitable[None]]:
+    """The endpoint of a protocol. Its first client has the code loaded; most installations have none."""
+    made = cache(partial(make, platform))
+
+    async def socket(websocket: WebSocket) -> None:
+        await made().socket(websocket)
+
+    return socket
+
+
+def _sessions(platform: Platform) -> Any:
+    from gofer.web.protocols.session import SessionDoor
+
+    return SessionDoor(platform)
+
+
+def _gateway(platform: Platform) -> Any:
+    from gofer.web.protocols.gateway import GatewayDoor
+
+    return GatewayDoor(platform)
 
 
 async def explain(request: Request, page: str) -> Response:

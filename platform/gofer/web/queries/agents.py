@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +106,14 @@ async def changing_agents(request: Request) -> AsyncIterator[None]:
 
 async def worker_load(platform: Platform, name: str) -> dict[str, Any]:
     """What an agent's workers have to do; raises NotFound."""
-    agent_id = await platform.database.read(partial(_agent_id, name=name))
-    found = await platform.database.read(partial(load_of, agent_id=agent_id, settings=platform.settings))
+    agent_id = await platform.database.read(_agent_id, name=name)
+    found = await platform.database.read(load_of, agent_id=agent_id, settings=platform.settings)
     return asdict(found)
 
 
 async def clear_worker_load(platform: Platform, name: str, *, by: str, fresh: bool) -> dict[str, Any]:
     """Drop an agent's tasks that wait for a worker, and count anew; raises NotFound."""
-    agent_id = await platform.database.read(partial(_agent_id, name=name))
+    agent_id = await platform.database.read(_agent_id, name=name)
     return asdict(
         await clear_load(platform.database, platform.signals, platform.settings, agent_id, by=by, fresh=fresh)
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, func, select, tuple_
@@ -246,7 +245,7 @@ def read_notes(
 async def purge(platform: Platform, conversation_id: str, *, by: str) -> Purged:
     """Destroy what was said in a conversation, everywhere."""
     purged = await platform.database.write(
-        partial(purge_conversation, vault=platform.vault, conversation_id=conversation_id, by=by)
+        purge_conversation, vault=platform.vault, conversation_id=conversation_id, by=by
     )
     platform.signals.wake(JOBS)  # what runs there is stopped now, and not when its lease is renewed
     await asyncio.to_thread(remove_shell_files, platform.settings.data_dir / "shells", conversation_id)

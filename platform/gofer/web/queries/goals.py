@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select, tuple_
@@ -202,8 +201,8 @@ async def steer_goal(
     platform: Platform, verb: str, goal_id: str, *, by: str, visitor: Visitor | None = None
 ) -> str:
     """Pause, resume or cancel a goal; returns its state then."""
-    await platform.database.read(partial(show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor))
-    state = await platform.database.write(partial(VERBS[verb], goal_id=goal_id, by=by))
+    await platform.database.read(show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor)
+    state = await platform.database.write(VERBS[verb], goal_id=goal_id, by=by)
     wake(platform)
     return state
 
@@ -211,7 +210,7 @@ async def steer_goal(
 async def tell_goal(platform: Platform, goal_id: str, text: str, *, by: str, name: str, trust: str) -> str:
     """Say something about a goal; returns what became of it."""
     told = await platform.database.write(
-        partial(records.tell, vault=platform.vault, goal_id=goal_id, text=text, by=by, name=name, trust=trust)
+        records.tell, vault=platform.vault, goal_id=goal_id, text=text, by=by, name=name, trust=trust
     )
     wake(platform)
     return told

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -25,7 +24,7 @@ async def heartbeat_of(platform: Platform, name: str) -> dict[str, Any]:
     """One agent's; raises NotFound for an agent that cannot answer."""
     spec, items, problems = await asyncio.to_thread(_from_files, AgentFiles.of(platform.settings), name)
     timezone = platform.settings.timezone
-    stored = await platform.database.read(partial(_stored, spec=spec, timezone=timezone))
+    stored = await platform.database.read(_stored, spec=spec, timezone=timezone)
     settings = spec.heartbeat.model_dump(mode="json")
     listed = [{"when": _when(item), "text": item.text} for item in items]
     return {"name": name, **settings, "timezone": timezone, "items": listed, "problems": problems, **stored}
@@ -85,9 +84,7 @@ def _stored(connection: Connection, spec: AgentSpec, timezone: str) -> dict[str,
 
 async def mute(platform: Platform, name: str, conversation_id: str, *, muted: bool, by: str) -> None:
     """Let the agent's heartbeat be silent in a conversation, or speak again; raises NotFound."""
-    await platform.database.write(
-        partial(_mute, name=name, conversation_id=conversation_id, muted=muted, by=by)
-    )
+    await platform.database.write(_mute, name=name, conversation_id=conversation_id, muted=muted, by=by)
 
 
 def _mute(connection: Connection, name: str, conversation_id: str, muted: bool, by: str) -> None:

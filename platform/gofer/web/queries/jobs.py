@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, select
@@ -83,6 +82,7 @@ def check_job(connection: Connection, job_id: int, agent: str) -> None:
 
 def list_jobs(
     connection: Connection,
+    /,
     *,
     states: Collection[JobState] = (),
     limit: int,
@@ -130,7 +130,7 @@ def events_of(
 
 async def steer_job(platform: Platform, verb: str, job_id: int, *, by: str) -> JobState:
     """Stop a job or run it again; returns its state then."""
-    state = await platform.database.write(partial(VERBS[verb], job_id=job_id, by=by))
+    state = await platform.database.write(VERBS[verb], job_id=job_id, by=by)
     wake(platform)
     return state
 
@@ -143,7 +143,7 @@ async def steer_jobs(
     refused: dict[int, str] = {}
     for job_id in dict.fromkeys(ids):
         try:
-            done[job_id] = await platform.database.write(partial(VERBS[verb], job_id=job_id, by=by))
+            done[job_id] = await platform.database.write(VERBS[verb], job_id=job_id, by=by)
         except GoferError as error:
             refused[job_id] = str(error)
     wake(platform)

@@ -184,10 +184,10 @@ async def find(
     platform: Platform, visitor: Visitor, *, query: str, scope_id: str, kind: str, limit: int
 ) -> dict[str, Any]:
     """A search, or the timeline where nothing is searched for; and what could not be read."""
-    scopes = await platform.database.read(partial(_allowed_by_name, visitor=visitor, scope_id=scope_id))
+    scopes = await platform.database.read(_allowed_by_name, visitor=visitor, scope_id=scope_id)
     if not query.strip():
         listed = await platform.database.read(
-            partial(list_memories, vault=platform.vault, scopes=scopes, kind=kind, limit=limit)
+            list_memories, vault=platform.vault, scopes=scopes, kind=kind, limit=limit
         )
         return {"memories": listed, "degraded": sorted(set(platform.recall.degraded) & set(scopes))}
     results = await platform.recall.search(scopes, query, limit)
@@ -449,10 +449,10 @@ async def begin_reindex(platform: Platform, visitor: Visitor, scope_id: str) -> 
     """Index a scope anew, or all of them, in the background."""
     if scope_id:
         split_scope(scope_id)
-        scope_id = await platform.database.read(partial(_there, visitor=visitor, scope_id=scope_id))
+        scope_id = await platform.database.read(_there, visitor=visitor, scope_id=scope_id)
     scopes = [scope_id] if scope_id else await platform.database.read(indexed_scopes)
     for each in scopes:
-        await platform.database.write(partial(reindex, scope_id=each))
+        await platform.database.write(reindex, scope_id=each)
         platform.recall.degraded.pop(each, None)
     if not scope_id:
         platform.recall.degraded.clear()

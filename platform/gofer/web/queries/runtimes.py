@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -137,9 +136,9 @@ def _stands_in(connection: Connection, hop: Any) -> int | None:
 
 async def end_hops_of(platform: Platform, runtime_id: str) -> int:
     """Let the Triggers go on whose agent was told something and is not there any more; returns how many."""
-    found = await platform.database.read(partial(hop_rows.told_hops, runtime_id=runtime_id))
+    found = await platform.database.read(hop_rows.told_hops, runtime_id=runtime_id)
     for order in found:
-        await platform.database.write(partial(hop_rows.end_told, order=order))
+        await platform.database.write(hop_rows.end_told, order=order)
     return len(found)
 
 
@@ -148,7 +147,7 @@ async def take_orders(
 ) -> list[dict[str, Any]]:
     """Hand out the orders of a member's host, with what is to be delivered."""
     taken = await platform.database.write(
-        partial(_take, vault=platform.vault, member_id=member_id, host=host, fresh=fresh)
+        _take, vault=platform.vault, member_id=member_id, host=host, fresh=fresh
     )
     return [await _order(platform, each) for each in taken]
 
@@ -212,18 +211,16 @@ async def report(
 ) -> dict[str, Any]:
     """Keep what a host says of an order; raises NotFound for one that is not its."""
     hop_rows.check_reason(reason)
-    agent = await platform.database.read(partial(_agent_of, order=order))
+    agent = await platform.database.read(_agent_of, order=order)
     spec = await agent_spec(platform, agent)
     return await platform.database.write(
-        partial(
-            _report,
-            vault=platform.vault,
-            order=order,
-            member_id=member_id,
-            spec=spec,
-            said={"status": status, "reason": reason, "session": session},
-            text=text,
-        )
+        _report,
+        vault=platform.vault,
+        order=order,
+        member_id=member_id,
+        spec=spec,
+        said={"status": status, "reason": reason, "session": session},
+        text=text,
     )
 
 
@@ -270,10 +267,10 @@ def _report(
 async def ask(platform: Platform, order: str, member_id: str, **asked: Any) -> int:
     """Ask the people of an order's conversation something for its agent; returns the job that asks. Raises Conflict
     when the order is over."""
-    agent = await platform.database.read(partial(_agent_of, order=order))
+    agent = await platform.database.read(_agent_of, order=order)
     within = (await agent_spec(platform, agent)).external.answer_within
     return await platform.database.write(
-        partial(_ask, vault=platform.vault, order=order, member_id=member_id, answer_within=within, **asked)
+        _ask, vault=platform.vault, order=order, member_id=member_id, answer_within=within, **asked
     )
 
 
@@ -364,16 +361,14 @@ async def trigger(
     spec = await agent_spec(platform, agent)
     stands_in = await asyncio.to_thread(fallback_of, AgentFiles.of(settings), spec)
     return await platform.database.write(
-        partial(
-            requests.trigger,
-            conversation_id=conversation_id,
-            agent=agent,
-            kind=spec.runtime,
-            fallback=spec.external.fallback,
-            wish=wish,
-            heartbeat=settings.runtime_heartbeat,
-            chain=chain_rules(settings, fallback=stands_in is not None),
-            safeguards=safeguard_rules(settings),
-            wake_when_closed=spec.external.wake_when_closed,
-        )
+        requests.trigger,
+        conversation_id=conversation_id,
+        agent=agent,
+        kind=spec.runtime,
+        fallback=spec.external.fallback,
+        wish=wish,
+        heartbeat=settings.runtime_heartbeat,
+        chain=chain_rules(settings, fallback=stands_in is not None),
+        safeguards=safeguard_rules(settings),
+        wake_when_closed=spec.external.wake_when_closed,
     )

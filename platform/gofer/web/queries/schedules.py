@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -98,7 +97,7 @@ async def add(platform: Platform, verb: Callable[..., str], *, name: str, **time
     """Add a schedule with `verb` and return its id; raises Conflict when the name is taken."""
     times["timezone"] = times["timezone"] or platform.settings.timezone
     try:
-        return await platform.database.write(partial(verb, workspace_id=FIRST_WORKSPACE, name=name, **times))
+        return await platform.database.write(verb, workspace_id=FIRST_WORKSPACE, name=name, **times)
     except IntegrityError:
         raise Conflict(f"There is a schedule {name!r} already. Remove it first.") from None
 

@@ -10,13 +10,13 @@ from gofer.connections.health import set_up
 from gofer.integration import Health
 from gofer.secrets.secret_store import StoredSecret, delete_secret, list_secrets, put_secret
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.vault.secret import Secret
+from gofer.vault.redaction import Secret
 
 
 async def stored_secrets(platform: Platform) -> list[StoredSecret]:
     """Names and times, with the latest uses."""
     await platform.uses.note()
-    return await platform.database.read(partial(list_secrets, workspace_id=FIRST_WORKSPACE))
+    return await platform.database.read(list_secrets, workspace_id=FIRST_WORKSPACE)
 
 
 async def keep_secret(platform: Platform, *, owner: str, name: str, value: Secret) -> Health | None:
@@ -25,16 +25,14 @@ async def keep_secret(platform: Platform, *, owner: str, name: str, value: Secre
     Raises NotFound when its owner is no connection.
     """
     if owner:
-        await platform.database.read(partial(find_connection, connection_id=owner))
+        await platform.database.read(find_connection, connection_id=owner)
     put = partial(put_secret, vault=platform.vault, workspace_id=FIRST_WORKSPACE, owner=owner)
-    await platform.database.write(partial(put, name=name, value=value))
+    await platform.database.write(put, name=name, value=value)
     await platform.secrets_changed()
     return await set_up(platform, owner) if owner else None
 
 
 async def remove_secret(platform: Platform, *, owner: str, name: str) -> None:
     """Delete a secret; raises NotFound."""
-    await platform.database.write(
-        partial(delete_secret, workspace_id=FIRST_WORKSPACE, owner=owner, name=name)
-    )
+    await platform.database.write(delete_secret, workspace_id=FIRST_WORKSPACE, owner=owner, name=name)
     await platform.secrets_changed()

@@ -10,7 +10,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -77,7 +76,7 @@ class ServiceLevels:
     async def read(self) -> dict[str, Any]:
         """All of them."""
         if self._found is None or time.monotonic() - self._at > KEPT:
-            self._found = await self.database.read(partial(service_levels, timezone=self.timezone))
+            self._found = await self.database.read(service_levels, timezone=self.timezone)
             self._at = time.monotonic()
         return self._found
 
