@@ -10,8 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -134,21 +133,6 @@ def _run(host: str | None, port: int | None, *roles: str) -> None:
             "or set GOFER_DATABASE_URL to a Postgres database.",
             CONFIGURATION,
         )
-    _load_uvicorn()
     from gofer.serve import run
 
     run(settings, *roles)
-
-
-def _load_uvicorn() -> None:
-    """Load uvicorn without its own command line, which nobody calls here: 1.5 MiB of click and multiprocessing."""
-    name = "uvicorn.main"
-    unused: Any = ModuleType(name)
-    unused.Server = unused.main = unused.run = None
-    sys.modules[name] = unused
-    try:
-        import uvicorn
-        from uvicorn.server import Server
-    finally:
-        del sys.modules[name]
-    uvicorn.Server = Server  # type: ignore[misc]

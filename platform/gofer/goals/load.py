@@ -103,11 +103,7 @@ def _keep(connection: Connection, agent_id: str, kept: Mapping[str, Any]) -> Non
     fast_sql.fetch(connection, _KEEP, {"agent": agent_id, "kept": dict(kept)})
 
 
-_KEEP = (
-    update(agents)
-    .where(agents.c.id == bindparam("agent"))
-    .values(load=bindparam("kept", type_=agents.c.load.type))
-)
+_KEEP = update(agents).where(agents.c.id == bindparam("agent")).values(load=bindparam("kept"))
 
 
 def _locked(connection: Connection, agent_id: str) -> Any:
