@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
 
 from gofer.errors import StoreUnavailable
+from gofer.web import client_socket, server
 from gofer.web.client_socket import TOKEN_BURST, Allowance
-from protocols.gateway_client import GatewayClient, gateway, text_of
+from protocols.gateway_client import GatewayClient, gateway, hello_params, text_of
 from protocols.session_client import SessionClient, session
+from support.patience import patience, until
 from support.web_server import House
 
 
@@ -202,3 +208,72 @@ def test_one_token_has_a_rate_over_all_its_sessions(
         client.next()
         refused = client.ask("ping")
         assert (refused["code"], refused["retryAfterMs"]) == ("queue_saturated", 1000)
+
+
+# Clients that do not read.
+
+
+@pytest.fixture(scope="module")
+def long_session(house: House, token: str) -> str:
+    """A session of which much is to be told."""
+    with session(house, token, session="long") as client:
+        client.next()
+        for _ in range(4):
+            client.say("x" * 60_000)
+    return "long"
+
+
+@contextlib.contextmanager
+def deaf(protocol: str, house: House, token: str, name: str) -> Iterator[ClientConnection]:
+    """A client that asks for more than is held for it, and reads none of it."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.connect(("127.0.0.1", int(house.url.rpartition(":")[2])))
+    where = f"/v1/agents/gofer/stream?session={name}" if protocol == "session" else "/gateway"
+    with connect(
+        house.url.replace("http", "ws") + where,
+        sock=raw,
+        additional_headers={"Authorization": f"Bearer {token}"},
+        max_size=None,
+        max_queue=1,
+        ping_interval=None,
+        close_timeout=0,
+        proxy=None,
+    ) as client:
+        client.recv(timeout=patience(20))
+        if protocol == "session":
+            asked = {"type": "session.history", "limit": 100}
+        else:
+            asked = {"type": "req", "method": "connect", "id": "hello", "params": hello_params(token)}
+            client.send(json.dumps(asked))
+            asked |= {"method": "chat.history", "params": {"sessionKey": f"agent:gofer:{name}"}}
+        for number in range(28):
+            client.send(json.dumps({**asked, "id": str(number)}))
+        yield client
+
+
+def test_who_never_reads_is_cut_off_and_holds_nothing(
+    house: House, token: str, protocol: str, long_session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_socket, "SEND_TIMEOUT", 0.3)
+    monkeypatch.setattr(server, "GOODBYE_TIMEOUT", 0.3)
+    with connected(protocol, house, token, f"calm-{protocol}") as neighbour:
+        before = set(house.connections)
+        with deaf(protocol, house, token, long_session):
+            neighbour.say("$ echo undisturbed", f"{protocol}-undisturbed-1")
+            assert "undisturbed" in neighbour.answer()
+            until(lambda: house.connections <= before)
+
+
+def test_who_reads_too_late_is_told_why_it_was_closed(
+    house: House, token: str, protocol: str, long_session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_socket, "SEND_TIMEOUT", 0.3)
+    monkeypatch.setattr(server, "GOODBYE_TIMEOUT", patience(60))
+    before = set(house.connections)
+    with deaf(protocol, house, token, long_session) as client:
+        until(lambda: any(each.close_sent for each in house.connections - before))
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                client.recv(timeout=patience(20))
+        assert client.close_code == (4408 if protocol == "session" else 1008)

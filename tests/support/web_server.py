@@ -59,6 +59,8 @@ class House:
         self.platform: Platform
         self.app: Starlette
         self.url = ""
+        self.connections: set[Any] = set()
+        """Those that are open now."""
         self._clients: list[httpx2.Client] = []
         self._loop = new_loop()
         self._ready, self._over = threading.Event(), asyncio.Event()
@@ -82,6 +84,7 @@ class House:
             server = await stack.enter_async_context(
                 listening(RequestLog(self.app), door, limit_for(self.settings))
             )
+            self.connections = server.server_state.connections
             self.url = self.platform.url = f"http://127.0.0.1:{server.port}"
             self._ready.set()
             await self._over.wait()

@@ -26,6 +26,8 @@ log = structlog.get_logger()
 
 SEND_TIMEOUT = 10.0
 """Seconds a reader may take for one frame."""
+MAX_UNREAD = 16 * 1024 * 1024
+"""Characters that may wait for one reader."""
 CLOSE_TIMEOUT = 1.0
 """Seconds to say goodbye in."""
 BURST, PER_SECOND = 30.0, 5.0
@@ -101,6 +103,7 @@ class ClientSocket:
         """Raises once the client may no longer."""
         self._allowance = allowance or Allowance()
         self._sending = asyncio.Lock()
+        self._waiting, self._unread = 0, False
 
     def limit_messages(self, size: int) -> None:
         """Bound the bytes of each message that is to come; a larger one closes the socket with 1009."""
@@ -115,9 +118,28 @@ class ClientSocket:
             say_last(words)
 
     async def send(self, text: str) -> None:
-        """Send one frame; raises TimeoutError when it is not read."""
-        async with self._sending, asyncio.timeout(SEND_TIMEOUT):
-            await self.websocket.send_text(text)
+        """Send one frame; raises TimeoutError when it is not read, which ends the connection whoever sends it."""
+        waits_already, self._waiting = self._waiting, self._waiting + len(text)
+        try:
+            if waits_already > MAX_UNREAD:
+                raise TimeoutError
+            async with self._sending:
+                if self._unread:
+                    raise TimeoutError
+                async with asyncio.timeout(SEND_TIMEOUT):
+                    await self.websocket.send_text(text)
+        except TimeoutError as error:
+            self._unread = True
+            self.end(error)
+            raise
+        finally:
+            self._waiting -= len(text)
+
+    def end(self, why: BaseException) -> None:
+        """End the conversation from elsewhere."""
+        if not self.ended.done():
+            self.ended.set_exception(why)
+            self.ended.exception()  # when it has ended already, nobody else looks
 
     async def send_json(self, frame: dict[str, Any]) -> None:
         """Send one frame of JSON."""
@@ -136,7 +158,7 @@ class ClientSocket:
         """Say goodbye, unless the client has gone."""
         if self.websocket.application_state is not WebSocketState.DISCONNECTED:
             short = reason.encode()[:MAX_REASON].decode(errors="ignore")
-            with contextlib.suppress(RuntimeError, TimeoutError):
+            with contextlib.suppress(RuntimeError, TimeoutError, WebSocketDisconnect):
                 async with asyncio.timeout(CLOSE_TIMEOUT):
                     await self.websocket.close(code, short)
 
@@ -215,8 +237,7 @@ class ClientSockets:
             await self._check(sockets[0].websocket)
         except (NotSignedIn, Forbidden) as error:
             for socket in sockets:
-                if not socket.ended.done():
-                    socket.ended.set_exception(error)
+                socket.end(error)
         except StoreError:
             pass  # looked at again
         except Exception:

@@ -135,6 +135,8 @@ HEAD_TIMEOUT = 10.0
 """Seconds a request's head may take, and what is left of a body that nobody reads."""
 READ_TIMEOUT = 60.0
 """Seconds a reader may leave unread what the server holds for it; then its connection is cut."""
+GOODBYE_TIMEOUT = 3.0
+"""Seconds in which a client has to read what it was sent before its WebSocket was closed."""
 STOP_TIMEOUT = 5
 """Seconds that requests under way have to be answered once the server stops."""
 FIRST_REQUEST, NEXT_REQUEST = 2.0, 0.1
@@ -351,10 +353,12 @@ class Strict(HttpToolsProtocol):
 
 
 class WebSocket(WebSocketsSansIOProtocol):
-    """uvicorn's protocol for WebSockets, which says when the connection ends."""
+    """uvicorn's protocol for WebSockets, which says when the connection ends, and ends it for a client that does not
+    read. uvicorn would wait for ever until such a client has read what it was sent."""
 
     ended: Callable[[], None] | None = None
     last_words: Callable[[], str] | None = None
+    _cut: asyncio.TimerHandle | None = None
 
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
@@ -375,8 +379,29 @@ class WebSocket(WebSocketsSansIOProtocol):
             self.conn.send_text(self.last_words().encode())
         super().shutdown()
 
+    async def send(self, message: Any) -> None:
+        """Send something when there is room for it; a goodbye goes behind whatever is unread."""
+        if message["type"] == "websocket.close":
+            self.writable.set()
+        await super().send(message)
+
+    async def run_asgi(self) -> None:
+        """Run the app; when it has ended, so does the connection."""
+        await super().run_asgi()
+        self._cut_soon()
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self._cut_soon()
+
+    def _cut_soon(self) -> None:
+        if self._cut is None and not self.disconnected:
+            self._cut = self.loop.call_later(GOODBYE_TIMEOUT, self.transport.abort)
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._cut is not None:
+            self._cut.cancel()
         if self.ended is not None:
             self.ended()
 

@@ -30,7 +30,14 @@ from gofer.web.auth.devices import DEVICE_TOKEN, by_device, device_used
 from gofer.web.auth.guard import GATEWAY
 from gofer.web.auth.sessions import by_session, by_token
 from gofer.web.chat import rooms
-from gofer.web.client_socket import Allowance, Allowances, ClientSocket, ClientSockets, CloseCodes
+from gofer.web.client_socket import (
+    MAX_UNREAD,
+    Allowance,
+    Allowances,
+    ClientSocket,
+    ClientSockets,
+    CloseCodes,
+)
 from gofer.web.problems import problem
 from gofer.web.protocols import (
     gateway_chat,
@@ -73,8 +80,6 @@ MAX_STRANGERS, MAX_STRANGERS_PER_ADDRESS = 500, 100
 """Connections of those who have not said who they are, on this process."""
 MAX_CONNECTIONS = 2000
 """Of one member, on this process."""
-MAX_BUFFERED = 16 * 1024 * 1024
-"""Bytes that a client may leave unread, as it is told; one that leaves a frame unread for ten seconds is closed."""
 MAX_CREDENTIAL = 200
 BURST, PER_SECOND = 100.0, 20.0
 """Requests of one connection, at once and on average."""
@@ -323,7 +328,7 @@ class GatewayDoor:
 
     async def _hello(self, client: GatewayClient, device_token: str) -> Frame:
         issued = {"deviceToken": device_token, "issuedAtMs": now_ms()} if device_token else {}
-        limits = {"maxPayload": MAX_PAYLOAD, "maxBufferedBytes": MAX_BUFFERED}
+        limits = {"maxPayload": MAX_PAYLOAD, "maxBufferedBytes": MAX_UNREAD}
         return {
             "type": "hello-ok",
             "protocol": client.version,

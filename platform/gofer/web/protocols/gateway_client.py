@@ -101,8 +101,7 @@ class GatewayClient:
         try:
             await self.send_event(event, payload, **more)
         except Exception as error:  # noqa: BLE001 - it ends this connection, and no other
-            if not self.socket.ended.done():
-                self.socket.ended.set_exception(error)
+            self.socket.end(error)
 
     def last_words(self) -> str:
         """What the client hears when the server stops."""
@@ -136,8 +135,8 @@ class GatewayClient:
 
     def _failed(self, task: asyncio.Task[None]) -> None:
         """End the connection with what ended a part of it."""
-        if not task.cancelled() and (error := task.exception()) and not self.socket.ended.done():
-            self.socket.ended.set_exception(error)
+        if not task.cancelled() and (error := task.exception()):
+            self.socket.end(error)
 
     async def leave(self) -> None:
         """Stop everything that is done for this client."""

@@ -226,7 +226,7 @@ class SessionDoor:
         news = {name for name in changed if loads[name]["saturated"] or told.get(name, {}).get("saturated")}
         told.update(loads)
         frames = [each.send(load_frame(loads[each.agent])) for each in open_ones if each.agent in news]
-        # One that does not read is closed by whoever sends it an answer.
+        # One that does not read is closed, and nobody waits for it again.
         await asyncio.gather(*frames, return_exceptions=True)
 
     async def _greet(self, session: ClientSession, resumed: bool, after: int | None) -> None:
