@@ -57,6 +57,8 @@ class Api:
             ) from error
         except UnicodeEncodeError as error:
             raise CommandFailed("That is not UTF-8 text. Say it in UTF-8.", USAGE) from error
+        except ValueError as error:  # JSON has no word for it
+            raise CommandFailed("A number has to be finite.", USAGE) from error
         except httpx2.TimeoutException as error:
             raise CommandFailed(
                 "The server did not answer in time; it may be stopped or very busy.", TRY_LATER

@@ -14,6 +14,7 @@ from gofer.errors import GoferError, NotFound
 from gofer.goals import records
 from gofer.goals.requests import agents_elsewhere, goal_of_message
 from gofer.jobs.queue import Claim
+from gofer.sanitize import clean
 from gofer.settings import Settings
 from gofer.store.database import Database
 from gofer.store.messages import StoredMessage
@@ -55,7 +56,7 @@ async def answer_goal(
     database: Database, vault: Vault, settings: Settings, claim: Claim, read: StoredMessage
 ) -> str:
     """What to say to a command about goals; empty when the goal itself says what comes of it."""
-    words = read.message.arguments.strip()
+    words = clean(read.message.arguments).strip()
     if read.trust not in (Trust.OWNER, Trust.MEMBER):
         return STRANGER
     here: dict[str, Any] = {"vault": vault, "claim": claim}

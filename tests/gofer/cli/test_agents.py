@@ -92,3 +92,7 @@ def test_the_load_of_workers_is_shown_and_cleared(terminal: Terminal) -> None:
     assert "--fresh goes with --clear" in terminal("agents", "load", "gofer", "--fresh", fails=2)
     cleared = terminal.json("agents", "load", "gofer", "--clear", "--fresh")
     assert (cleared["total"], cleared["saturated"]) == (0, False)
+
+
+def test_a_number_that_json_cannot_say_is_refused_in_words(terminal: Terminal) -> None:
+    assert "has to be finite" in terminal("goals", "add", "a", "--hours", "nan", fails=2)

@@ -91,6 +91,7 @@ def test_whoever_may_only_look_cannot_make_or_steer_goals(apis: dict[str, Any]) 
     [
         ({"text": ""}, 400),
         ({"text": "   "}, 400),
+        ({"text": "\u200b \x01\x02"}, 400),
         ({"text": "x" * 9000}, 400),
         ({"text": "x", "dollars": -1}, 400),
         ({"text": "x", "agent": "nobody"}, 404),

@@ -10,8 +10,10 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gofer.errors import Malformed
 from gofer.goals.records import refuse_if_full
 from gofer.goals.requests import agents_elsewhere, runs_elsewhere
+from gofer.sanitize import clean
 from gofer.web.api.http import EmptyBody, RequestModel, json_response, parse_body, parse_query, platform_of
 from gofer.web.api.messages import say_in_room
 from gofer.web.auth import actor, record_reading, visitor_of
@@ -91,6 +93,8 @@ async def _shown(request: Request, goal_id: str) -> dict[str, Any]:
 async def add(request: Request) -> Response:
     """Make a goal. It is asked for in the web chat, in the name of the member who asks."""
     platform, given = platform_of(request), await parse_body(request, GoalWish)
+    if not clean(given.text).strip():
+        raise Malformed("Say what is wanted: there is no word in it that can be read.")
     # Before anything is kept of it: a flood of wishes must not leave a flood of conversations.
     most = platform.settings.max_goals
     member = visitor_of(request).member_id
