@@ -191,10 +191,15 @@ class Supervisor(Deployments):
             process.unfit = f"it used more than {config.max_memory // 2**20} MiB of memory"
             self._give_up_on(process, process.unfit)
             process.signal(signal.SIGKILL)
-        elif not process.ready and now >= process.started_at + config.ready_within:
-            self._give_up_on(process, f"it was not ready after {config.ready_within:g} seconds")
+        elif not process.ready and now >= process.started_at + self._ready_within(process):
+            self._give_up_on(process, f"it was not ready after {self._ready_within(process):g} seconds")
         elif process.ready and config.watchdog and now >= process.heard_at + config.watchdog:
             self._give_up_on(process, f"it gave no sign of life for {config.watchdog:g} seconds")
+
+    def _ready_within(self, process: Process) -> float:
+        trial = self._state.trial
+        replaces = trial is not None and trial["previous"] and process.build == trial["build"]
+        return self._config.trial_ready_within if replaces else self._config.ready_within
 
     def _give_up_on(self, process: Process, why: str) -> None:
         """End a process that does not work; it counts as one that has ended by itself."""

@@ -44,6 +44,7 @@ class Config:
         canary: bool = False,
         stop_within: float = 30,
         ready_within: float = 900,
+        trial_ready_within: float = 60,
         probation: float = 600,
         watchdog: float = 60,
         health_every: float = 15,
@@ -64,6 +65,9 @@ class Config:
         """Seconds that a process has to end in good order."""
         self.ready_within = ready_within
         """Seconds that a process has to become ready: a large store may have to be migrated."""
+        self.trial_ready_within = min(trial_ready_within, ready_within)
+        """The same for a new release in the place of one that works: nobody is served meanwhile, and the store was
+        migrated before."""
         self.probation = probation
         """Seconds that a new release has to work before it counts as good."""
         self.watchdog = watchdog

@@ -43,7 +43,7 @@ def test_a_release_that_does_not_work_is_taken_back(gofer: Supervised, fault: st
     running(gofer)
     gofer.add("two", fault)
     gofer.stop()
-    limits: dict[str, Any] = {"ready_within": 1 if fault == "silent" else 60, "max_memory": 200_000_000}
+    limits: dict[str, Any] = {"trial_ready_within": 1 if fault == "silent" else 60, "max_memory": 200_000_000}
     gofer.start(gofer.home.release("one"), probation=60, **limits)
     eventually(lambda: gofer.serves("one"))
     gofer.ask(do="deploy", build="two", by="ada")
