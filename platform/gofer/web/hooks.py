@@ -63,15 +63,16 @@ class Hooks:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The endpoint as an ASGI app of its own: the busiest door does without what pages need."""
         connection_id: str = scope["path"][len(PATH) :]
+        whole = has_whole_body(scope)
         try:
-            if has_whole_body(scope):
+            if whole:
                 taken = await self._take(scope, receive, connection_id)
             else:
                 await self._intake.expect(connection_id)
                 with self._room.counted() as count:
                     taken = await self._take(scope, receive, connection_id, count)
         except Exception as error:  # noqa: BLE001 - no page of errors stands around this
-            answer = self._refused(scope, connection_id, error)
+            answer = self._refused(scope, connection_id, error, close=not whole)
             await answer(scope, receive, send)
             return
         # For the line that is logged when the request is answered.
@@ -93,8 +94,7 @@ class Hooks:
         headers = tuple((name.decode("latin-1"), value) for name, value in scope["headers"])
         return await self._intake.receive(connection_id, integration.Request(body, headers))
 
-    def _refused(self, scope: Scope, connection_id: str, error: Exception) -> Response:
-        unread = not has_whole_body(scope)
+    def _refused(self, scope: Scope, connection_id: str, error: Exception, *, close: bool) -> Response:
         match error:
             case ClientGone():
                 return problem(error.status, str(error))
@@ -103,10 +103,10 @@ class Hooks:
             case Unset() | NotInstalled():
                 return self._refuse(scope, connection_id, 503, error)
             case NotFound():
-                # An unknown door looks the same as a known one with a wrong key.
-                return self._refuse(scope, connection_id, 401, Refused(UNVERIFIED), close=unread)
+                # An unknown door looks the same as a known one with a wrong key, which has read the body by now.
+                return self._refuse(scope, connection_id, 401, Refused(UNVERIFIED), close=close)
             case GoferError():
-                return self._refuse(scope, connection_id, _status(error), error, close=unread)
+                return self._refuse(scope, connection_id, _status(error), error, close=close)
         return crash(scope["path"], error)
 
     def _refuse(
