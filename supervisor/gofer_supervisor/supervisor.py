@@ -160,7 +160,8 @@ class Supervisor(Deployments):
         """Seconds until something is due, at most until the next look for a request."""
         now = time.monotonic()
         due = [now + LOOK_EVERY]
-        due += [slot.start_at for slot in self._slots if slot.start_at is not None and not self._idle()]
+        empty = [] if self._idle() else [slot for slot in self._slots if not slot.running]
+        due += [slot.start_at for slot in empty if slot.start_at is not None]
         due += [process.stop_by for process in self._running() if process.stop_by is not None]
         if self._check is not None:
             due.append(self._check.give_up)

@@ -32,6 +32,7 @@ from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
 from gofer.store.ids import new_id
 from gofer.store.tables import (
+    CANARY,
     LIVE,
     ReplyState,
     agents,
@@ -56,8 +57,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-CANARY = "canary"
-"""What the connection and the conversation are called, and how the connection's id begins."""
 INTEGRATION, SIGNATURE = "webchat", "x-webchat-signature"
 """The integration whose replies stay in the ledger, so that no other service is needed."""
 ANSWER_TIMEOUT = 60.0

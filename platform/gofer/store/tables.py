@@ -91,6 +91,9 @@ class ReplyState(StrEnum):
 FORGOTTEN = "forgotten"
 """The event of what an agent said at the end of work that it was told to forget."""
 
+CANARY = "canary"
+"""The name of the connection and the conversation in which a new release talks to itself, and how their ids begin."""
+
 DELAY = "delay"
 """The event of a word that an answer has to wait: for people, not for models."""
 

@@ -20,6 +20,7 @@ from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
 from gofer.store.tables import attempts, connections
+from gofer.web.chat.rooms import open_room, web_connection
 from support.world import World
 
 
@@ -58,6 +59,24 @@ async def test_the_release_answers_and_nothing_of_it_is_left(platform: Platform)
     assert said == ["GOFER_PROVED=1"]
 
     assert await rows(platform) == before
+
+
+async def test_whoever_opens_the_web_chat_meanwhile_gets_a_room_of_their_own(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: list[str] = []
+    answered = canary._answered
+
+    async def meanwhile(platform: Platform, place: str) -> None:
+        met.append((await web_connection(platform)).account.id)
+        await platform.database.write(
+            open_room, vault=platform.vault, connection_id=met[0], member_id="member_ada"
+        )
+        await answered(platform, place)
+
+    monkeypatch.setattr(canary, "_answered", meanwhile)
+    await play_canary(platform)
+    assert not met[0].startswith("canary_")
 
 
 async def test_a_release_that_does_not_answer_says_so_and_leaves_nothing(

@@ -20,6 +20,7 @@ from gofer.store.db_time import now
 from gofer.store.ids import new_id
 from gofer.store.messages import binding_at
 from gofer.store.tables import (
+    CANARY,
     agents,
     bindings,
     connections,
@@ -86,8 +87,11 @@ async def switched_on(platform: Platform, connection_id: str) -> LoadedConnectio
 
 
 def _connection(connection: Connection) -> str | None:
-    """The oldest connection whose replies are shown here. Replies of other connections go to pages of their own."""
-    query = select(connections.c.id, connections.c.settings).where(connections.c.integration == INTEGRATION)
+    """The oldest connection whose replies are shown here. Replies of other connections go to pages of their own, and
+    those to a new release that talks to itself are gone in a moment."""
+    query = select(connections.c.id, connections.c.settings).where(
+        connections.c.integration == INTEGRATION, ~connections.c.id.startswith(f"{CANARY}_", autoescape=True)
+    )
     rows = connection.execute(query.order_by(connections.c.created_at)).all()
     return next((str(row.id) for row in rows if not row.settings.get("reply_url")), None)
 
