@@ -59,6 +59,7 @@ class GatewayClient:
         self._numbers = itertools.count(1)
         self._methods: dict[str, str] = {}
         self._last_seq = 0
+        self._let_in = False
 
     def next(self, within: float = 10.0) -> Frame:
         """The next frame, checked."""
@@ -70,6 +71,7 @@ class GatewayClient:
     def _check(self, frame: Frame) -> None:
         if frame["type"] == "event":
             _CHECKERS["EventFrame"].validate(frame)
+            assert self._let_in or frame["event"] == "connect.challenge", "told before it was let in"
             if name := EVENTS.get(frame["event"]):
                 _CHECKERS[name].validate(frame["payload"])
             for entry in frame["payload"]["presence"] if frame["event"] == "presence" else ():
@@ -82,6 +84,7 @@ class GatewayClient:
             return
         _CHECKERS["ResponseFrame"].validate(frame)
         method = self._methods.get(frame["id"], "")
+        self._let_in = self._let_in or (frame["ok"] and method == "connect")
         if frame["ok"] and method in RESULTS:
             _CHECKERS[RESULTS[method]].validate(frame["payload"])
         if frame["ok"] and method == "sessions.list":

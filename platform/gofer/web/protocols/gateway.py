@@ -312,6 +312,8 @@ class GatewayDoor:
                 ):
                     hello = await self._hello(client, greeted.device_token)
                     await socket.send_json(response(greeted.request_id, hello))
+                    client.greeted = True
+                    self._announcer.tell_since(hello["snapshot"]["stateVersion"])
                     await socket.run(self._hear(client), _tick(client))
             except TooBusy as error:
                 await self._turn_away(socket, error, greeted.request_id)

@@ -82,6 +82,8 @@ class GatewayClient:
     announcer: GatewayAnnouncer
     """Tells it what is of no session."""
     id: str = field(default_factory=lambda: new_id("conn"))
+    greeted: bool = False
+    """Whether it has been let in: it is told nothing before."""
     _number: int = 0
     _followed: dict[str, tuple[SessionFollower, asyncio.Task[None]]] = field(default_factory=dict)
     """By conversation, the one used last at the end."""

@@ -75,6 +75,11 @@ class GatewayAnnouncer:
         self._present += 1
         self._woken.set()
 
+    def tell_since(self, versions: Frame) -> None:
+        """Tell once more who is there, if that has changed since a client was told on its way in."""
+        if versions["presence"] != self._present:
+            self._changed()
+
     @property
     def versions(self) -> Frame:
         """How often what is told here has changed."""
@@ -174,7 +179,7 @@ class GatewayAnnouncer:
         telling = [
             client.tell(event, told, **more)
             for client in list(self._clients.values())
-            if READ in client.granted and (told := payload(client)) is not None
+            if client.greeted and READ in client.granted and (told := payload(client)) is not None
         ]
         await asyncio.gather(*telling)
 
