@@ -141,10 +141,15 @@ class GatewayClient:
             return error
         raise AssertionError(f"{method} was answered {answer}")
 
-    def say(self, text: str, key: str, session: str = "agent:gofer:main") -> str:
+    def say(self, text: str, key: str, session: str = "agent:gofer:main", within: float = 10.0) -> str:
         """Say something and return the answer."""
         self.ask("chat.send", sessionKey=session, message=text, idempotencyKey=key)
-        return text_of(self.event("chat", runId=key, state="final"))
+
+        def is_final(frame: Frame) -> bool:
+            said = frame.get("payload", {}) if frame.get("event") == "chat" else {}
+            return (said.get("runId"), said.get("state")) == (key, "final")
+
+        return text_of(self.until(is_final, within)["payload"])
 
 
 def text_of(payload: Frame) -> str:
