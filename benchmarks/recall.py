@@ -32,7 +32,8 @@ from benchmarks.report import Row, table
 from benchmarks.webhook import load as webhook_load
 from benchmarks.webhook import serving, signed_request
 from gofer.app import Platform
-from gofer.memory.index import Document, Keys, add, search
+from gofer.memory.index import Document, Keys, add
+from gofer.memory.search import search
 from gofer.memory.terms import text_terms
 from gofer.store.database import Database
 from gofer.store.encryption import conversation_key

@@ -33,7 +33,7 @@ from gofer.agent.state import Call, Recorder
 from gofer.agent.transcript import merge, transcript
 from gofer.errors import NotFound
 from gofer.jobs.queue import Claim
-from gofer.memory import records
+from gofer.memory import changes, records
 from gofer.memory.scopes import conversation_scope
 from gofer.purge import purge_conversation
 from gofer.runs.memories import StoreMemories
@@ -183,7 +183,7 @@ class MemoryMachine(RuleBasedStateMachine):
         memory_id = data.draw(st.sampled_from(sorted(each for each in self.known if "." not in each)))
         version = max(self.known[memory_id])
         verb = partial(
-            records.change,
+            changes.change,
             vault=self.vault,
             memory_id=memory_id,
             scopes=(self.scope,),
@@ -202,7 +202,7 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule(text=TEXTS.filter(str.strip))
     def note(self, text: str) -> None:
         new = records.NewMemory("note", self.scope, text, "owner")
-        made = self.do(self.database.write(partial(records.remember, vault=self.vault, new=new)))
+        made = self.do(self.database.write(partial(changes.remember, vault=self.vault, new=new)))
         self.known[made.id] = {1: text}
 
     @rule()

@@ -23,7 +23,7 @@ from gofer.integration import Attachment
 from gofer.jobs import maintenance
 from gofer.jobs.outcome import Done
 from gofer.jobs.queue import Claim
-from gofer.memory import records
+from gofer.memory import changes, records
 from gofer.memory.scopes import conversation_scope
 from gofer.runs import store_adapters
 from gofer.runs.memories import StoreMemories, keep_rules
@@ -332,7 +332,7 @@ async def test_a_rule_that_was_revoked_is_not_pinned_any_more_until_it_is_said_a
     assert rule in prompt
     (kept,) = await rules(world, claim)
     scope = conversation_scope(str(claim.conversation_id))
-    await world.run(records.forget, vault=world.vault, memory_id=kept.id, scopes=(scope,))
+    await world.run(changes.forget, vault=world.vault, memory_id=kept.id, scopes=(scope,))
     _, prompt = await ask(2, "Go on.")
     assert prompt.count(rule) <= 1, "at most in the words of who was asked to begin"
     assert "Standing rules" not in prompt
@@ -446,7 +446,7 @@ async def test_two_agents_that_hear_a_rule_at_once_keep_it_once(world: World) ->
     await asyncio.gather(*map(read, claims))
     (rule,) = await rules(world, claims[0])
     scope = conversation_scope(str(claims[0].conversation_id))
-    await world.run(records.forget, vault=world.vault, memory_id=rule.id, scopes=(scope,))
+    await world.run(changes.forget, vault=world.vault, memory_id=rule.id, scopes=(scope,))
     await asyncio.gather(*map(read, claims))
     assert await rules(world, claims[0]) == [], "the message that was revoked does not say it again"
 
@@ -541,7 +541,7 @@ async def test_a_forgotten_message_is_shown_to_no_run_any_more(world: World, dir
     taken = await world.say("what is my number?")
     scope = conversation_scope(str(taken.conversation_id))
     turn = records.turn_id(str(taken.conversation_id), 1)
-    await world.run(records.forget, vault=world.vault, memory_id=turn, scopes=(scope,))
+    await world.run(changes.forget, vault=world.vault, memory_id=turn, scopes=(scope,))
     script = Script(0, lambda request: {"id": turn} if not script.recalled else None)
     run, service = direct(script, tools=TOOLS, spec=small_context())
     run.inbox, run.covers = ListInbox(ada("what is my number?", 3)), Covers(read_seq=2)

@@ -25,7 +25,6 @@ from sqlalchemy import Connection, delete, func, select
 from gofer.errors import GoferError, NotFound
 from gofer.memory.index import (
     VECTOR,
-    Hit,
     IndexState,
     Keys,
     read_index,
@@ -35,6 +34,7 @@ from gofer.memory.index import (
 )
 from gofer.memory.records import resolve, turn_id
 from gofer.memory.scopes import open_scope, split_scope
+from gofer.memory.search import Hit
 from gofer.secrets.secret_store import get_secret
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.database import Database

@@ -1,4 +1,4 @@
-"""The sealed index of memories: posting lists under hashed terms, and BM25 over them.
+"""The sealed index of memories: posting lists under hashed terms. `gofer.memory.search` ranks by them.
 
 Each scope (a conversation, a person, an agent) has an index of its own. Its documents are numbered in the order they
 were added, and a block of 8,192 of them has one row per term: `(index, hash of the term, block)` and, sealed with the
@@ -12,20 +12,17 @@ The price: SQL cannot add up scores that it cannot read. `decisions/` has the fi
 from __future__ import annotations
 
 import asyncio
-import heapq
 import json
-import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.errors import Conflict
-from gofer.memory.terms import Terms, hashed, query_terms
+from gofer.memory.terms import Terms, hashed
 from gofer.store import fast_sql
 from gofer.store.database import Database
 from gofer.store.db_time import now
@@ -34,24 +31,13 @@ from gofer.vault.envelope import DataKey, MacKey, aad
 from gofer.vault.errors import Tampered
 
 BLOCK = 8192
-_OFFSET_BITS = 3
-_MAX_COUNT = (1 << _OFFSET_BITS) - 1
-_LENGTHS, _IDS = 0, 1
+OFFSET_BITS = 3
+MAX_COUNT = (1 << OFFSET_BITS) - 1
+LENGTHS, IDS = 0, 1
 """Rows of a block in the place of a term."""
-_STARTS = 1 << 15
+STARTS = 1 << 15
 """In a document's length: a sitting begins with it."""
-_MAX_LENGTH = _STARTS - 1
-K1, B = 1.2, 0.75
-TO_NEXT, TO_PREVIOUS = 0.3, 0.5
-"""How much of its score a document also gives to the one after it and to the one before it, in the same sitting."""
-_SMOOTHED = 150
-"""The best documents, whose neighbours are looked at."""
-_MANY = 1000
-"""Documents with a word, from which on it pays to look first whether they matter."""
-_SHORT = 256
-"""Terms of a text whose length is looked up in a table."""
-_FEW = 300
-"""Documents below which how many of them have a word says little about how rare it is."""
+MAX_LENGTH = STARTS - 1
 _DELETED_AT_ONCE = 500
 
 
@@ -105,20 +91,6 @@ class Changes:
     changed: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A document that fits a query."""
-
-    scope_id: str
-    memory: str | int
-    score: float
-    share: float
-    """Of the score that a text with every word of the query could have."""
-
-
-# Adding.
-
-
 def open_index(connection: Connection, scope_id: str, generation: int = 0) -> IndexState:
     """The state of a scope's index, which is made if there is none."""
     found = read_index(connection, scope_id)
@@ -138,7 +110,7 @@ def open_index(connection: Connection, scope_id: str, generation: int = 0) -> In
 def read_index(connection: Connection, scope_id: str) -> IndexState | None:
     """The state of a scope's index, if it has one."""
     row = fast_sql.first(connection, _STATE, {"scope": scope_id})
-    return None if row is None else _state(row)
+    return None if row is None else state_of(row)
 
 
 _INDEX = memory_indexes.c
@@ -147,7 +119,7 @@ _STATE = select(
 ).where(_INDEX.scope_id == bindparam("scope"))
 
 
-def _state(row: Any) -> IndexState:
+def state_of(row: Any) -> IndexState:
     return IndexState(row.id, row.scope_id, row.documents, row.length, row.upto_seq, row.generation)
 
 
@@ -164,15 +136,15 @@ def hash_terms(state: IndexState, documents: Sequence[Document], keys: Keys) -> 
 
 def read_rows(connection: Connection, state: IndexState, terms: Iterable[int]) -> Rows:
     """The sealed rows of the block that is being filled."""
-    wanted = [_LENGTHS, _IDS, *terms]
-    found = _read_terms(connection, [state.id], wanted, state.documents // BLOCK)
+    wanted = [LENGTHS, IDS, *terms]
+    found = read_terms(connection, [state.id], wanted, state.documents // BLOCK)
     return {(row.term, row.block): bytes(row.sealed) for row in found}
 
 
 _TERMS_AT_ONCE = 500
 
 
-def _read_terms(
+def read_terms(
     connection: Connection, indexes: Sequence[int], terms: Sequence[int], block: int | None = None
 ) -> list[Any]:
     columns = memory_postings.c
@@ -202,12 +174,12 @@ def add_documents(
 
     for number, document in enumerate(documents, state.documents):
         block, offset = divmod(number, BLOCK)
-        size = min(document.terms.length, _MAX_LENGTH)
+        size = min(document.terms.length, MAX_LENGTH)
         length += size
-        opens(_LENGTHS, block).append(size | (_STARTS if document.starts else 0))
-        opens(_IDS, block).append(document.memory)
+        opens(LENGTHS, block).append(size | (STARTS if document.starts else 0))
+        opens(IDS, block).append(document.memory)
         for term, count in document.terms.counts.items():
-            opens(hashes[term], block).append(offset << _OFFSET_BITS | min(count, _MAX_COUNT))
+            opens(hashes[term], block).append(offset << OFFSET_BITS | min(count, MAX_COUNT))
     changes = Changes(state, state.documents + len(documents), length)
     for (hash_, block), value in opened.items():
         sealed = keys.seal.seal(_packed(value), _place(state.scope_id, hash_, block))
@@ -263,9 +235,9 @@ def is_readable(connection: Connection, scope_id: str, keys: Keys) -> bool:
     if state is None or not state.documents:
         return True
     for block in {0, (state.documents - 1) // BLOCK}:
-        for row in _read_terms(connection, [state.id], [_LENGTHS, _IDS], block):
+        for row in read_terms(connection, [state.id], [LENGTHS, IDS], block):
             try:
-                keys.seal.open(row.sealed, _place(scope_id, row.term, row.block))
+                open_row(keys, scope_id, row)
             except Tampered:
                 return False
     return True
@@ -307,8 +279,13 @@ def _place(scope_id: str, term: int, block: int) -> bytes:
     return aad(LAYOUT, scope_id, term, block)
 
 
+def open_row(keys: Keys, scope_id: str, row: Any) -> Any:
+    """What a row holds; raises Tampered for one that was changed or moved."""
+    return _unpacked(row.term, keys.seal.open(row.sealed, _place(scope_id, row.term, row.block)))
+
+
 def _unpacked(term: int, plain: bytes | None) -> Any:
-    if term == _IDS:
+    if term == IDS:
         return json.loads(plain) if plain else []
     packed = array("H")
     packed.frombytes(plain or b"")
@@ -353,186 +330,10 @@ def read_names(
     names: list[str | int] = []
     end = min(start + count, state.documents)
     for block in range(start // BLOCK, (end - 1) // BLOCK + 1) if end > start else ():
-        (row,) = _read_terms(connection, [state.id], [_IDS], block)
-        all_of_it = _unpacked(_IDS, keys.seal.open(row.sealed, _place(state.scope_id, _IDS, block)))
+        (row,) = read_terms(connection, [state.id], [IDS], block)
+        all_of_it = open_row(keys, state.scope_id, row)
         names += all_of_it[max(0, start - block * BLOCK) : end - block * BLOCK]
     return names
-
-
-# Searching.
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a search found, best first, and the scopes whose index has damaged rows."""
-
-    hits: list[Hit]
-    damaged: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """The sealed rows that a query needs, of every scope it may see."""
-
-    states: Mapping[int, IndexState]
-    rows: Sequence[Any]
-    terms: Mapping[tuple[int, int], int]
-    """Which word of the query a term of an index stands for."""
-
-
-def read_postings(
-    connection: Connection, query: Sequence[Iterable[str]], scopes: Mapping[str, Keys]
-) -> Searched:
-    """Read what a search needs."""
-    columns = memory_indexes.c
-    found = connection.execute(select(memory_indexes).where(columns.scope_id.in_(list(scopes)))).all()
-    states = {row.id: _state(row) for row in found}
-    terms: dict[tuple[int, int], int] = {}
-    for state in states.values():
-        key = scopes[state.scope_id].index(state.generation)
-        for number, variants in enumerate(query):
-            terms.update({(state.id, hashed(term, key)): number for term in variants})
-    wanted = [_LENGTHS, _IDS, *{term for _, term in terms}]
-    rows = _read_terms(connection, list(states), wanted) if terms else []
-    return Searched(states, rows, terms)
-
-
-def rank(searched: Searched, scopes: Mapping[str, Keys], limit: int) -> Found:
-    """Score what was read. Pure, so that it can be done in a thread. Rows that do not open are passed over."""
-    lengths: dict[tuple[int, int], array[int]] = {}
-    postings: dict[int, list[tuple[tuple[int, int], array[int]]]] = {}
-    names: dict[tuple[int, int], Any] = {}
-    damaged: set[str] = set()
-    for row in searched.rows:
-        place = (row.index_id, row.block)
-        if row.term == _IDS:
-            names[place] = row
-        elif (values := _open(searched, scopes, row, damaged)) is None:
-            continue
-        elif row.term == _LENGTHS:
-            lengths[place] = values
-        elif (number := searched.terms.get((row.index_id, row.term))) is not None:
-            postings.setdefault(number, []).append((place, values))
-    postings = {number: _fitting(searched, lists, lengths, damaged) for number, lists in postings.items()}
-    scores, most = _scores(searched, lengths, postings)
-    hits: list[Hit] = []
-    ids: dict[tuple[int, int], Any] = {}
-    for score, index, block, offset in _smoothed(scores, lengths, limit):
-        place = (index, block)
-        if place not in ids:
-            ids[place] = _open(searched, scopes, names[place], damaged) if place in names else None
-        if offset < len(ids[place] or ()):
-            share = score / most if most else 0.0
-            hits.append(Hit(searched.states[index].scope_id, ids[place][offset], score, share))
-    return Found(hits, frozenset(damaged))
-
-
-def _open(searched: Searched, scopes: Mapping[str, Keys], row: Any, damaged: set[str]) -> Any:
-    scope_id = searched.states[row.index_id].scope_id
-    try:
-        return _unpacked(
-            row.term, scopes[scope_id].seal.open(row.sealed, _place(scope_id, row.term, row.block))
-        )
-    except (Tampered, ValueError):
-        damaged.add(scope_id)
-        return None
-
-
-Postings = list[tuple[tuple[int, int], "array[int]"]]
-
-
-def _fitting(
-    searched: Searched, lists: Postings, lengths: Mapping[tuple[int, int], array[int]], damaged: set[str]
-) -> Postings:
-    """Without lists that name documents which their block has not got: rows of different ages, or another layout."""
-    fitting: Postings = []
-    for place, values in lists:
-        if values and place in lengths and values[-1] >> _OFFSET_BITS >= len(lengths[place]):
-            damaged.add(searched.states[place[0]].scope_id)
-        else:
-            fitting.append((place, values))
-    return fitting
-
-
-Scores = dict[tuple[int, int], dict[int, float]]
-
-
-def _scores(
-    searched: Searched,
-    lengths: Mapping[tuple[int, int], array[int]],
-    postings: Mapping[int, list[tuple[tuple[int, int], array[int]]]],
-) -> tuple[Scores, float]:
-    """BM25 of each document that has a word of the query, by block."""
-    documents = sum(state.documents for state in searched.states.values())
-    average = max(1.0, sum(state.length for state in searched.states.values()) / max(1, documents))
-    slope = K1 * B / average
-    norms = [K1 * (1 - B) + slope * size for size in range(_SHORT)]
-    scores: Scores = {}
-    weighed = []
-    for lists in postings.values():
-        having = sum(len(values) for _, values in lists)
-        among = max(documents, _FEW)
-        weight = (K1 + 1) * math.log(1 + (among - having + 0.5) / (having + 0.5))
-        weighed.append((having, weight, lists))
-    most = left = sum(weight for _, weight, _ in weighed)
-    for having, weight, lists in sorted(weighed, key=lambda each: each[0]):
-        # Rare words come first: what has none of them cannot be among the best once those have more than is left.
-        known_only = having > _MANY and _worst_of_best(scores) > left
-        left -= weight
-        for place, values in lists:
-            here = scores.setdefault(place, {})
-            sizes = lengths.get(place)
-            if sizes is None or (known_only and not here):
-                continue
-            had = here.get
-            for value in values:
-                offset = value >> _OFFSET_BITS
-                if known_only and offset not in here:
-                    continue
-                count, size = value & _MAX_COUNT, sizes[offset] & _MAX_LENGTH
-                norm = norms[size] if size < _SHORT else K1 * (1 - B) + slope * size
-                here[offset] = had(offset, 0.0) + weight * count / (count + norm)
-    return scores, most
-
-
-def _worst_of_best(scores: Scores) -> float:
-    best = heapq.nlargest(_SMOOTHED, chain.from_iterable(here.values() for here in scores.values()))
-    return best[-1] if len(best) == _SMOOTHED else 0.0
-
-
-def _smoothed(
-    scores: Scores, lengths: Mapping[tuple[int, int], array[int]], limit: int
-) -> list[tuple[float, int, int, int]]:
-    """The best documents once each has given of its score to its neighbours."""
-    enough = _worst_of_best(scores)
-    totals: dict[tuple[int, int, int], float] = {}
-    for (index, block), here in scores.items():
-        for offset, score in here.items():
-            if score < enough:
-                continue
-            number = block * BLOCK + offset
-            _give(totals, index, number, score)
-            if not _begins(lengths, index, number):
-                _give(totals, index, number - 1, score * TO_PREVIOUS)
-            if not _begins(lengths, index, number + 1):
-                _give(totals, index, number + 1, score * TO_NEXT)
-    ranked = heapq.nlargest(limit, ((total, *place) for place, total in totals.items()))
-    return [(score, index, block, offset) for score, index, block, offset in ranked]
-
-
-def _give(totals: dict[tuple[int, int, int], float], index: int, number: int, score: float) -> None:
-    place = (index, *divmod(number, BLOCK))
-    totals[place] = totals.get(place, 0.0) + score
-
-
-def _begins(lengths: Mapping[tuple[int, int], array[int]], index: int, number: int) -> bool:
-    """Whether a sitting begins with a document; so does one that is not there."""
-    block, offset = divmod(number, BLOCK)
-    sizes = lengths.get((index, block), ())
-    return offset >= len(sizes) or bool(sizes[offset] & _STARTS)
-
-
-# Both, over a database.
 
 
 async def add(
@@ -552,20 +353,3 @@ async def add_to(
     rows = await database.read(read_rows, state=state, terms=hashes.values())
     changes = await asyncio.to_thread(add_documents, state, documents, keys, hashes, rows)
     await database.write(write_changes, changes=changes, upto_seq=upto_seq)
-
-
-async def search(database: Database, scopes: Mapping[str, Keys], query: str, limit: int = 10) -> Found:
-    """Search the indexes of these scopes, and of no others."""
-    terms = query_terms(query)
-    if not terms or not scopes:
-        return Found([])
-    found = await database.read(_search, terms=terms, scopes=scopes, limit=limit)
-    return found if isinstance(found, Found) else await asyncio.to_thread(rank, found, scopes, limit)
-
-
-def _search(
-    connection: Connection, terms: Sequence[Iterable[str]], scopes: Mapping[str, Keys], limit: int
-) -> Found | Searched:
-    """SQLite reads in a thread already, so what was read is scored there; Postgres reads on the event loop."""
-    searched = read_postings(connection, terms, scopes)
-    return rank(searched, scopes, limit) if connection.dialect.name == "sqlite" else searched

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, select
 from gofer.crash import crash_point
 from gofer.errors import Conflict, GoferError, NotFound
 from gofer.jobs.queue import SERVICE, submit
-from gofer.memory import records
+from gofer.memory import changes
 from gofer.memory.notes import forget_memory, tell
 from gofer.memory.records import LIVE, Memory, readable
 from gofer.memory.scopes import open_scope
@@ -267,7 +267,7 @@ def _merge(connection: Connection, vault: Vault, found: NotePair) -> None:
         if found.forgets:
             forget_memory(connection, vault, found.gone.id, scopes=scopes, by=BY, reason=found.what)
         else:
-            records.supersede(connection, vault, found.kept, found.gone)
+            changes.supersede(connection, vault, found.kept, found.gone)
     except (Conflict, NotFound):
         return  # somebody changed one of them meanwhile
     size = len(found.kept.text)
@@ -278,5 +278,5 @@ def _merge(connection: Connection, vault: Vault, found: NotePair) -> None:
 
 def _keep_gist(connection: Connection, vault: Vault, note: Memory, about: str) -> None:
     line = gist(about)
-    if line and records.set_gist(connection, vault, note, line):
+    if line and changes.set_gist(connection, vault, note, line):
         tell(connection, "gist", note.id, "a model", before=len(note.gist), after=len(line))

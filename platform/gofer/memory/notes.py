@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from gofer.errors import Malformed
-from gofer.memory import records
+from gofer.memory import changes, records
 from gofer.memory.records import Kind, Memory, NewMemory, Source
 from gofer.sanitize import clean
 from gofer.store import events
@@ -52,7 +52,7 @@ def keep_note(
             f"A note has at most {MAX_NOTE} characters; this has {len(words)}. Remember less of it."
         )
     new = NewMemory(kind, scope_id, words, trust, source, author=author, untrusted=untrusted)
-    made = records.remember(connection, vault, new, memory_id=memory_id, at=at)
+    made = changes.remember(connection, vault, new, memory_id=memory_id, at=at)
     tell(connection, "remember", made.id, reason, source.conversation_id, after=len(words))
     return made
 
@@ -94,7 +94,7 @@ def forget_memory(
     reason: str = "asked",
 ) -> int:
     """Forget something, as somebody wants; returns the number of the version that says so."""
-    version = records.forget(connection, vault, memory_id, scopes=scopes, by=by)
+    version = changes.forget(connection, vault, memory_id, scopes=scopes, by=by)
     tell(connection, "forget", memory_id, reason)
     return version
 
@@ -103,7 +103,7 @@ def restore_memory(
     connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str]
 ) -> Memory:
     """Bring back what was forgotten."""
-    found = records.restore(connection, vault, memory_id, scopes=scopes)
+    found = changes.restore(connection, vault, memory_id, scopes=scopes)
     tell(connection, "restore", memory_id, "asked")
     return found
 
@@ -116,7 +116,7 @@ def change_memory(
     words = clean_note(text)
     if len(words) > MAX_NOTE:
         raise Malformed(f"A note has at most {MAX_NOTE} characters; this has {len(words)}.")
-    made = records.change(connection, vault, memory_id, scopes=scopes, text=words, **values)
+    made = changes.change(connection, vault, memory_id, scopes=scopes, text=words, **values)
     tell(connection, "update", memory_id, "asked", before=len(before.text), after=len(words))
     return made
 

@@ -29,6 +29,7 @@ from gofer.memory.scopes import (
     open_scope,
     split_scope,
 )
+from gofer.memory.search import Hit, search
 from gofer.memory.terms import text_terms
 from gofer.store.database import Database
 from gofer.store.messages import open_stored
@@ -113,7 +114,7 @@ class Recall:
             if left > 0:  # somebody waits; the background does the rest
                 left -= 1 + await self.catch_up(scope_id, left) // BATCH
         found, near = await asyncio.gather(
-            index.search(self._database, keys, query, limit * _SPARE), self._near(query, keys)
+            search(self._database, keys, query, limit * _SPARE), self._near(query, keys)
         )
         degraded |= dict.fromkeys(found.damaged, DAMAGED)
         hits = fuse(found.hits, near, limit * _SPARE) if near else found.hits
@@ -377,7 +378,7 @@ def _write(
 
 
 def _resolve_all(
-    connection: Connection, vault: Vault, hits: Sequence[index.Hit], scopes: Collection[str], limit: int
+    connection: Connection, vault: Vault, hits: Sequence[Hit], scopes: Collection[str], limit: int
 ) -> list[Recalled]:
     """The hits as memories: only those that are there, live, and may be known."""
     found: dict[str, Recalled] = {}

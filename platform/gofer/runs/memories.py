@@ -21,7 +21,7 @@ from gofer.agent.model import Block
 from gofer.errors import Conflict, GoferError, NotFound
 from gofer.jobs.kinds import TASK
 from gofer.jobs.queue import Claim
-from gofer.memory import records
+from gofer.memory import changes, records
 from gofer.memory.audience import audience, new_scope
 from gofer.memory.notes import CHARACTERS_PER_TOKEN, EVENT, keep_note
 from gofer.memory.recall import Recall, Results
@@ -383,7 +383,7 @@ def _keep_results(
                 row["data"]["name"],
                 row["data"]["untrusted"],
             )
-            records.remember(connection, vault, new, memory_id=stone["id"], at=row["at"])
+            changes.remember(connection, vault, new, memory_id=stone["id"], at=row["at"])
 
 
 def _keep_summary(connection: Connection, vault: Vault, claim: Claim, data: Mapping[str, Any]) -> None:
@@ -398,7 +398,7 @@ def _keep_summary(connection: Connection, vault: Vault, claim: Claim, data: Mapp
         data["narrowed"],
         [Covered(**each) for each in data["covers"]],
     )
-    records.remember(connection, vault, new, memory_id=data["id"])
+    changes.remember(connection, vault, new, memory_id=data["id"])
 
 
 def keep_rules(connection: Connection, vault: Vault, claim: Claim, spoken: Mapping[str, int]) -> None:
@@ -417,10 +417,10 @@ def keep_rules(connection: Connection, vault: Vault, claim: Claim, spoken: Mappi
         if found is None:
             author, trust = _author(connection, vault, conversation_id, seq)
             new = NewMemory("rule", scope_id, text, trust, source, author=author)
-            records.remember(connection, vault, new, memory_id=records.rule_id(keys, text))
+            changes.remember(connection, vault, new, memory_id=records.rule_id(keys, text))
         elif seq > (found.source.message_seq or 0) and not _in_force(found, epoch):
             with suppress(Conflict):  # another run has just read the same
-                records.say_again(connection, vault, found, source)
+                changes.say_again(connection, vault, found, source)
 
 
 def _author(connection: Connection, vault: Vault, conversation_id: str, seq: int) -> tuple[str, str]:

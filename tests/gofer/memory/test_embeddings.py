@@ -11,8 +11,8 @@ import httpx2
 import pytest
 from sqlalchemy import select
 
+from gofer.memory import changes
 from gofer.memory import embeddings as module
-from gofer.memory import records
 from gofer.memory.embeddings import Embeddings, Endpoint
 from gofer.memory.recall import Recall
 from gofer.memory.records import NewMemory
@@ -43,7 +43,7 @@ class Library:
 
     async def note(self, text: str) -> None:
         new = NewMemory("note", SCOPE, text, "owner")
-        await self.world.run(records.remember, vault=self.world.vault, new=new)
+        await self.world.run(changes.remember, vault=self.world.vault, new=new)
 
     async def fill(self) -> None:
         while await self.recall.tick():

@@ -22,9 +22,9 @@ from gofer.memory.index import (
     drop_index,
     open_index,
     read_index,
-    search,
     sweep_postings,
 )
+from gofer.memory.search import search
 from gofer.memory.terms import text_terms
 from gofer.store.database import Database
 from gofer.store.tables import memory_postings

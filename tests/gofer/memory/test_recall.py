@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 from gofer.errors import Forbidden
 from gofer.identity import grant_role
 from gofer.jobs.queue import SERVICE
-from gofer.memory import index, records
+from gofer.memory import changes, index, records
 from gofer.memory import manager as manager_module
 from gofer.memory.audience import audience, new_scope
 from gofer.memory.index import read_index
@@ -91,7 +91,7 @@ class Scene:
 
     async def note(self, scope_id: str, text: str) -> str:
         new = NewMemory("note", scope_id, text, "owner")
-        return str((await self.world.run(records.remember, vault=self.world.vault, new=new)).id)
+        return str((await self.world.run(changes.remember, vault=self.world.vault, new=new)).id)
 
 
 @pytest.fixture
@@ -194,15 +194,15 @@ async def test_forgotten_is_not_found_until_restored_and_a_change_is_found_by_it
     note = await scene.note(scope, "Ann drinks oolong tea")
     one = {"vault": scene.world.vault, "memory_id": note, "scopes": (scope,)}
     assert await scene.found("ann-phone", "oolong") == ["Ann drinks oolong tea"]
-    await scene.world.run(records.forget, **one)
+    await scene.world.run(changes.forget, **one)
     assert await scene.found("ann-phone", "oolong") == []
-    await scene.world.run(records.restore, **one)
+    await scene.world.run(changes.restore, **one)
     assert await scene.found("ann-phone", "oolong") == ["Ann drinks oolong tea"]
-    await scene.world.run(records.change, **one, text="Ann drinks espresso", trust="owner")
+    await scene.world.run(changes.change, **one, text="Ann drinks espresso", trust="owner")
     assert await scene.found("ann-phone", "espresso") == ["Ann drinks espresso"]
     turn = await scene.said("ann-phone", "ann", "my locker is 4471")
     here = (conversation_scope(scene.rooms["ann-phone"]),)
-    await scene.world.run(records.forget, vault=scene.world.vault, memory_id=turn, scopes=here)
+    await scene.world.run(changes.forget, vault=scene.world.vault, memory_id=turn, scopes=here)
     assert "my locker is 4471" not in await scene.found("ann-phone", "locker")
 
 
@@ -421,7 +421,7 @@ async def test_what_a_newer_note_took_the_place_of_can_be_restored_and_stays_the
     tidier = NoteTidier(world.database, world.vault)
     assert await tidier.tidy(scope) == 1
     assert await scene.found("ann-phone", "code of the gate") == ["The code of the gate is 5678"]
-    await world.run(records.restore, vault=world.vault, memory_id=older, scopes=(scope,))
+    await world.run(changes.restore, vault=world.vault, memory_id=older, scopes=(scope,))
     assert await tidier.tidy(scope) == 0, "somebody has decided"
     assert {note.id for note in await in_force(scene, scope)} == {older, newer}
     assert len(await scene.found("ann-phone", "code of the gate")) == 2
@@ -435,7 +435,7 @@ async def test_nobodys_word_takes_the_place_of_a_more_trusted_ones(scene: Scene)
         ("The code of the gate is 9999", "stranger", True),
     ):
         new = NewMemory("note", scope, text, trust, untrusted=untrusted)
-        await world.run(records.remember, vault=world.vault, new=new)
+        await world.run(changes.remember, vault=world.vault, new=new)
     assert await NoteTidier(world.database, world.vault).tidy(scope) == 0
 
 

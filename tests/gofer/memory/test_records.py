@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, delete, select, update
 
 from gofer.errors import Conflict, Malformed, NotFound
-from gofer.memory import records
+from gofer.memory import changes, records
 from gofer.memory.records import (
     ForgottenMemory,
     NewMemory,
@@ -44,7 +44,7 @@ ODD = 'tabs\t, "quotes", \u202eright to left\u202c, \ud800 half a pair, 漢字, 
 
 async def keep(world: World, text: str, scope_id: str = ADA, **values: Any) -> str:
     new = NewMemory(values.pop("kind", "note"), scope_id, text, values.pop("trust", "owner"), **values)
-    return str((await world.run(records.remember, vault=world.vault, new=new)).id)
+    return str((await world.run(changes.remember, vault=world.vault, new=new)).id)
 
 
 async def told(world: World, memory_id: str, *scopes: str, version: int | None = None) -> records.Memory:
@@ -109,47 +109,47 @@ async def test_ids_of_others_are_as_unknown_as_those_never_given(world: World) -
             await told(world, memory_id, reader)
         assert str(refused.value) == str(UnknownMemory())
         with pytest.raises(UnknownMemory):
-            await verb(world, records.forget, memory_id, reader)
+            await verb(world, changes.forget, memory_id, reader)
 
 
 async def test_a_change_appends_and_the_old_words_stay(world: World) -> None:
     note = await keep(world, "Ada likes tea.")
-    changed = await verb(world, records.change, note, text="Ada likes coffee.", trust="member", expected=1)
+    changed = await verb(world, changes.change, note, text="Ada likes coffee.", trust="member", expected=1)
     assert changed.version == 2
     assert (await told(world, note)).text == "Ada likes coffee."
     assert (await told(world, note, version=1)).text == "Ada likes tea."
     with pytest.raises(Conflict, match="version 2"):
-        await verb(world, records.change, note, text="Ada likes milk.", trust="owner", expected=1)
+        await verb(world, changes.change, note, text="Ada likes milk.", trust="owner", expected=1)
     with pytest.raises(Malformed):
-        await verb(world, records.change, note, text="  ", trust="owner")
+        await verb(world, changes.change, note, text="  ", trust="owner")
     told_all = await verb(world, records.versions, note)
     assert [each.valid_to is None for each in told_all] == [False, True]
 
 
 async def test_what_is_forgotten_can_be_restored(world: World) -> None:
     note = await keep(world, "Ada likes tea.")
-    assert await verb(world, records.forget, note) == 2
-    assert await verb(world, records.forget, note) == 2
+    assert await verb(world, changes.forget, note) == 2
+    assert await verb(world, changes.forget, note) == 2
     with pytest.raises(ForgottenMemory):
         await told(world, note)
-    back = await verb(world, records.restore, note)
+    back = await verb(world, changes.restore, note)
     assert (back.version, back.text) == (3, "Ada likes tea.")
     assert (await told(world, note)).text == "Ada likes tea."
     with pytest.raises(Conflict):
-        await verb(world, records.restore, note)
+        await verb(world, changes.restore, note)
 
 
 async def test_a_message_can_be_forgotten_and_restored(world: World) -> None:
     taken = await world.say("a slip of the tongue")
     turn, here = turn_id(str(taken.conversation_id), 1), conversation_scope(str(taken.conversation_id))
     with pytest.raises(Conflict):
-        await verb(world, records.restore, turn, here)
+        await verb(world, changes.restore, turn, here)
     with pytest.raises(Conflict, match="cannot be changed"):
-        await verb(world, records.change, turn, here, text="something else", trust="owner")
-    await verb(world, records.forget, turn, here)
+        await verb(world, changes.change, turn, here, text="something else", trust="owner")
+    await verb(world, changes.forget, turn, here)
     with pytest.raises(ForgottenMemory):
         await told(world, turn, here)
-    await verb(world, records.restore, turn, here)
+    await verb(world, changes.restore, turn, here)
     assert (await told(world, turn, here)).text == "a slip of the tongue"
     found = await verb(world, records.versions, turn, here)
     words = "a slip of the tongue"
@@ -162,19 +162,19 @@ async def test_a_message_can_be_forgotten_and_restored(world: World) -> None:
 async def test_merging_ends_what_it_takes_the_place_of(world: World) -> None:
     old, new = await keep(world, "Ada likes tea."), await keep(world, "Ada likes green tea.")
     newer, older = await told(world, new), await told(world, old)
-    await world.run(records.supersede, vault=world.vault, newer=newer, older=older)
+    await world.run(changes.supersede, vault=world.vault, newer=newer, older=older)
     listed = await world.run(records.in_force, vault=world.vault, scope_id=ADA, kind="note")
     assert [each.id for each in listed] == [new]
     assert (await told(world, old)).text == "Ada likes tea."
     assert await world.run(records.superseders, vault=world.vault, scope_id=ADA) == {old: new}
     with pytest.raises(Conflict, match="Restore it first"):
-        await verb(world, records.change, old, ADA, text="Ada likes coffee.", trust="owner")
-    await verb(world, records.forget, old, ADA, by="Ann")
+        await verb(world, changes.change, old, ADA, text="Ada likes coffee.", trust="owner")
+    await verb(world, changes.forget, old, ADA, by="Ann")
     with pytest.raises(ForgottenMemory):
         await told(world, old)
     last = (await verb(world, records.versions, old, ADA))[-1]
     assert (last.state, last.author, last.text) == ("forgotten", "Ann", "")
-    assert (await verb(world, records.restore, old, ADA)).text == "Ada likes tea."
+    assert (await verb(world, changes.restore, old, ADA)).text == "Ada likes tea."
 
 
 async def test_purging_a_conversation_takes_its_memories_and_leaves_wider_notes(world: World) -> None:
@@ -265,13 +265,13 @@ async def test_nothing_readable_is_at_rest(world: World) -> None:
 
 async def test_two_who_change_at_once_do_not_interleave(world: World) -> None:
     note = await keep(world, "Ada likes tea.")
-    changes = partial(
-        records.change, vault=world.vault, memory_id=note, scopes=(ADA,), trust="owner", expected=1
+    edited = partial(
+        changes.change, vault=world.vault, memory_id=note, scopes=(ADA,), trust="owner", expected=1
     )
 
     async def one(text: str) -> str:
         try:
-            await world.run(changes, text=text)
+            await world.run(edited, text=text)
         except Conflict:
             return ""
         return text
@@ -286,12 +286,12 @@ async def test_two_who_change_at_once_do_not_interleave(world: World) -> None:
 async def test_dying_inside_a_change_leaves_the_version_before(world: World, what: str) -> None:
     note = await keep(world, "Ada likes tea.")
     if what == "restore":
-        await verb(world, records.forget, note)
+        await verb(world, changes.forget, note)
     place: Any = {"vault": world.vault, "memory_id": note, "scopes": (ADA,)}
     verbs: dict[str, Any] = {
-        "change": partial(records.change, **place, text="Ada likes milk.", trust="owner"),
-        "forget": partial(records.forget, **place),
-        "restore": partial(records.restore, **place),
+        "change": partial(changes.change, **place, text="Ada likes milk.", trust="owner"),
+        "forget": partial(changes.forget, **place),
+        "restore": partial(changes.restore, **place),
         "destroy": partial(destroy_scope, scope_id=ADA),
     }
 
@@ -304,7 +304,7 @@ async def test_dying_inside_a_change_leaves_the_version_before(world: World, wha
         await world.run(torn)
     assert await world.rows(select(memories).order_by(memories.c.version)) == before
     if what == "restore":
-        await verb(world, records.restore, note)
+        await verb(world, changes.restore, note)
     assert (await told(world, note)).text == "Ada likes tea."
 
 

@@ -16,7 +16,7 @@ from gofer.jobs import queue
 from gofer.jobs.outcome import Done, Snooze
 from gofer.jobs.queue import SERVICE
 from gofer.jobs.worker import Run
-from gofer.memory import records
+from gofer.memory import changes, records
 from gofer.memory.manager import MEMORY, ensure_job
 from gofer.memory.notes import EVENT
 from gofer.memory.records import NewMemory
@@ -207,7 +207,7 @@ async def test_a_slow_or_broken_model_changes_nothing_and_fails_nothing(world: W
         agent = str((await world.rows(select(agents.c.id)))[0][0])
         for text in ("Ann's old cat is black", "Ann's old cat is white"):
             new = NewMemory("note", agent_scope(agent), text, "owner")
-            await world.run(records.remember, vault=world.vault, new=new)
+            await world.run(changes.remember, vault=world.vault, new=new)
         await world.run(ensure_job, lane="memory:x", payload={"scope": agent_scope(agent)})
         assert isinstance(await here.work(), Done)
         assert len(here.model.received) == 1

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, select, tuple_
 from gofer.app import Platform
 from gofer.integration import Incoming
 from gofer.jobs.notifications import JOBS
-from gofer.memory import records
+from gofer.memory import changes, records
 from gofer.memory.scopes import conversation_scope
 from gofer.purge import Purged, purge_conversation, remove_shell_files
 from gofer.store.encryption import conversation_key, unseal
@@ -146,9 +146,9 @@ def change_rule(
     if memory_id not in {rule["id"] for rule in list_rules(connection, vault, conversation_id)}:
         raise records.UnknownMemory(f"This conversation has no rule {memory_id[:60]!r}.")
     if revoke:
-        records.forget(connection, vault, memory_id, scopes=scopes, by=by)
+        changes.forget(connection, vault, memory_id, scopes=scopes, by=by)
     else:
-        records.restore(connection, vault, memory_id, scopes=scopes)
+        changes.restore(connection, vault, memory_id, scopes=scopes)
     return list_rules(connection, vault, conversation_id)
 
 

@@ -1,0 +1,241 @@
+"""Search in the sealed index: BM25 over posting lists, with neighbour smoothing, the same on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gofer.memory.index import (
+    BLOCK,
+    IDS,
+    LENGTHS,
+    MAX_COUNT,
+    MAX_LENGTH,
+    OFFSET_BITS,
+    STARTS,
+    IndexState,
+    Keys,
+    open_row,
+    read_terms,
+    state_of,
+)
+from gofer.memory.terms import hashed, query_terms
+from gofer.store.database import Database
+from gofer.store.tables import memory_indexes
+from gofer.vault.errors import Tampered
+
+K1, B = 1.2, 0.75
+TO_NEXT, TO_PREVIOUS = 0.3, 0.5
+"""How much of its score a document also gives to the one after it and to the one before it, in the same sitting."""
+_SMOOTHED = 150
+"""The best documents, whose neighbours are looked at."""
+_MANY = 1000
+"""Documents with a word, from which on it pays to look first whether they matter."""
+_SHORT = 256
+"""Terms of a text whose length is looked up in a table."""
+_FEW = 300
+"""Documents below which how many of them have a word says little about how rare it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A document that fits a query."""
+
+    scope_id: str
+    memory: str | int
+    score: float
+    share: float
+    """Of the score that a text with every word of the query could have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found, best first, and the scopes whose index has damaged rows."""
+
+    hits: list[Hit]
+    damaged: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """The sealed rows that a query needs, of every scope it may see."""
+
+    states: Mapping[int, IndexState]
+    rows: Sequence[Any]
+    terms: Mapping[tuple[int, int], int]
+    """Which word of the query a term of an index stands for."""
+
+
+def read_postings(
+    connection: Connection, query: Sequence[Iterable[str]], scopes: Mapping[str, Keys]
+) -> Searched:
+    """Read what a search needs."""
+    columns = memory_indexes.c
+    found = connection.execute(select(memory_indexes).where(columns.scope_id.in_(list(scopes)))).all()
+    states = {row.id: state_of(row) for row in found}
+    terms: dict[tuple[int, int], int] = {}
+    for state in states.values():
+        key = scopes[state.scope_id].index(state.generation)
+        for number, variants in enumerate(query):
+            terms.update({(state.id, hashed(term, key)): number for term in variants})
+    wanted = [LENGTHS, IDS, *{term for _, term in terms}]
+    rows = read_terms(connection, list(states), wanted) if terms else []
+    return Searched(states, rows, terms)
+
+
+def rank(searched: Searched, scopes: Mapping[str, Keys], limit: int) -> Found:
+    """Score what was read. Pure, so that it can be done in a thread. Rows that do not open are passed over."""
+    lengths: dict[tuple[int, int], array[int]] = {}
+    postings: dict[int, list[tuple[tuple[int, int], array[int]]]] = {}
+    names: dict[tuple[int, int], Any] = {}
+    damaged: set[str] = set()
+    for row in searched.rows:
+        place = (row.index_id, row.block)
+        if row.term == IDS:
+            names[place] = row
+        elif (values := _open(searched, scopes, row, damaged)) is None:
+            continue
+        elif row.term == LENGTHS:
+            lengths[place] = values
+        elif (number := searched.terms.get((row.index_id, row.term))) is not None:
+            postings.setdefault(number, []).append((place, values))
+    postings = {number: _fitting(searched, lists, lengths, damaged) for number, lists in postings.items()}
+    scores, most = _scores(searched, lengths, postings)
+    hits: list[Hit] = []
+    ids: dict[tuple[int, int], Any] = {}
+    for score, index, block, offset in _smoothed(scores, lengths, limit):
+        place = (index, block)
+        if place not in ids:
+            ids[place] = _open(searched, scopes, names[place], damaged) if place in names else None
+        if offset < len(ids[place] or ()):
+            share = score / most if most else 0.0
+            hits.append(Hit(searched.states[index].scope_id, ids[place][offset], score, share))
+    return Found(hits, frozenset(damaged))
+
+
+def _open(searched: Searched, scopes: Mapping[str, Keys], row: Any, damaged: set[str]) -> Any:
+    scope_id = searched.states[row.index_id].scope_id
+    try:
+        return open_row(scopes[scope_id], scope_id, row)
+    except (Tampered, ValueError):
+        damaged.add(scope_id)
+        return None
+
+
+Postings = list[tuple[tuple[int, int], "array[int]"]]
+
+
+def _fitting(
+    searched: Searched, lists: Postings, lengths: Mapping[tuple[int, int], array[int]], damaged: set[str]
+) -> Postings:
+    """Without lists that name documents which their block has not got: rows of different ages, or another layout."""
+    fitting: Postings = []
+    for place, values in lists:
+        if values and place in lengths and values[-1] >> OFFSET_BITS >= len(lengths[place]):
+            damaged.add(searched.states[place[0]].scope_id)
+        else:
+            fitting.append((place, values))
+    return fitting
+
+
+Scores = dict[tuple[int, int], dict[int, float]]
+
+
+def _scores(
+    searched: Searched,
+    lengths: Mapping[tuple[int, int], array[int]],
+    postings: Mapping[int, list[tuple[tuple[int, int], array[int]]]],
+) -> tuple[Scores, float]:
+    """BM25 of each document that has a word of the query, by block."""
+    documents = sum(state.documents for state in searched.states.values())
+    average = max(1.0, sum(state.length for state in searched.states.values()) / max(1, documents))
+    slope = K1 * B / average
+    norms = [K1 * (1 - B) + slope * size for size in range(_SHORT)]
+    scores: Scores = {}
+    weighed = []
+    for lists in postings.values():
+        having = sum(len(values) for _, values in lists)
+        among = max(documents, _FEW)
+        weight = (K1 + 1) * math.log(1 + (among - having + 0.5) / (having + 0.5))
+        weighed.append((having, weight, lists))
+    most = left = sum(weight for _, weight, _ in weighed)
+    for having, weight, lists in sorted(weighed, key=lambda each: each[0]):
+        # Rare words come first: what has none of them cannot be among the best once those have more than is left.
+        known_only = having > _MANY and _worst_of_best(scores) > left
+        left -= weight
+        for place, values in lists:
+            here = scores.setdefault(place, {})
+            sizes = lengths.get(place)
+            if sizes is None or (known_only and not here):
+                continue
+            had = here.get
+            for value in values:
+                offset = value >> OFFSET_BITS
+                if known_only and offset not in here:
+                    continue
+                count, size = value & MAX_COUNT, sizes[offset] & MAX_LENGTH
+                norm = norms[size] if size < _SHORT else K1 * (1 - B) + slope * size
+                here[offset] = had(offset, 0.0) + weight * count / (count + norm)
+    return scores, most
+
+
+def _worst_of_best(scores: Scores) -> float:
+    best = heapq.nlargest(_SMOOTHED, chain.from_iterable(here.values() for here in scores.values()))
+    return best[-1] if len(best) == _SMOOTHED else 0.0
+
+
+def _smoothed(
+    scores: Scores, lengths: Mapping[tuple[int, int], array[int]], limit: int
+) -> list[tuple[float, int, int, int]]:
+    """The best documents once each has given of its score to its neighbours."""
+    enough = _worst_of_best(scores)
+    totals: dict[tuple[int, int, int], float] = {}
+    for (index, block), here in scores.items():
+        for offset, score in here.items():
+            if score < enough:
+                continue
+            number = block * BLOCK + offset
+            _give(totals, index, number, score)
+            if not _begins(lengths, index, number):
+                _give(totals, index, number - 1, score * TO_PREVIOUS)
+            if not _begins(lengths, index, number + 1):
+                _give(totals, index, number + 1, score * TO_NEXT)
+    ranked = heapq.nlargest(limit, ((total, *place) for place, total in totals.items()))
+    return [(score, index, block, offset) for score, index, block, offset in ranked]
+
+
+def _give(totals: dict[tuple[int, int, int], float], index: int, number: int, score: float) -> None:
+    place = (index, *divmod(number, BLOCK))
+    totals[place] = totals.get(place, 0.0) + score
+
+
+def _begins(lengths: Mapping[tuple[int, int], array[int]], index: int, number: int) -> bool:
+    """Whether a sitting begins with a document; so does one that is not there."""
+    block, offset = divmod(number, BLOCK)
+    sizes = lengths.get((index, block), ())
+    return offset >= len(sizes) or bool(sizes[offset] & STARTS)
+
+
+async def search(database: Database, scopes: Mapping[str, Keys], query: str, limit: int = 10) -> Found:
+    """Search the indexes of these scopes, and of no others."""
+    terms = query_terms(query)
+    if not terms or not scopes:
+        return Found([])
+    found = await database.read(_search, terms=terms, scopes=scopes, limit=limit)
+    return found if isinstance(found, Found) else await asyncio.to_thread(rank, found, scopes, limit)
+
+
+def _search(
+    connection: Connection, terms: Sequence[Iterable[str]], scopes: Mapping[str, Keys], limit: int
+) -> Found | Searched:
+    """SQLite reads in a thread already, so what was read is scored there; Postgres reads on the event loop."""
+    searched = read_postings(connection, terms, scopes)
+    return rank(searched, scopes, limit) if connection.dialect.name == "sqlite" else searched
