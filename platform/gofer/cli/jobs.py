@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from gofer.cli.client import call
-from gofer.cli.output import AsJson, ago, facts, group, plain, show, table
+from gofer.cli.output import AsJson, ago, facts, group, harmless, plain, show, table
 from gofer.cli.runtimes import HOP, hop_row
 
 app = group("Jobs: work that waits, runs or is done.")
@@ -74,6 +74,8 @@ def show_job(id: Id, as_json: AsJson = False) -> None:
     gofer jobs show 42
     """
     found = call("GET", f"/jobs/{id}")
+    if found["kept"]:
+        found["kept"] = call("GET", f"/jobs/{id}", params={"words": True})["kept"]
     show(found, as_json, lambda: _print_one(found))
 
 
@@ -100,6 +102,9 @@ def _print_one(found: dict[str, Any]) -> None:
     if found["hops"]:
         print("\nHops")
         table(HOP, [hop_row(each) for each in found["hops"]])
+    for each in found["kept"]:
+        print(f"\nNot sent: it came {ago(each['created_at'])} for hop {each['hop']}, which was over")
+        print(harmless(each["text"] or "(purged)"))
     print("\nEvents")
     for event in found["events"]:
         print(f"{event['seq']:>4}  {event['kind']:<22}  {plain(event['data'])}")

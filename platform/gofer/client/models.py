@@ -166,6 +166,16 @@ class Hop(Shape):
     """The job of the agent that stands in, if it was handed over."""
 
 
+class KeptPost(Shape):
+    """What an external agent said for a hop that was over. It was not sent, and never will be."""
+
+    hop: int
+    job: int
+    created_at: float
+    text: str | None
+    """Only with `words`; None, too, when it was purged."""
+
+
 class JobStory(Shape):
     """A job with its attempts, events and replies."""
 
@@ -175,6 +185,8 @@ class JobStory(Shape):
     replies: list[Reply]
     hops: list[Hop]
     """Of an external agent's job: what was tried to wake it."""
+    kept: list[KeptPost]
+    """What it said too late, which was not sent."""
 
 
 class Steered(Shape):

@@ -138,6 +138,10 @@ UNHEARD = (
     "No agent answers messages here, so this one stays unanswered. An owner can choose one with /agent NAME; "
     "`default = true` in an agent's file makes it answer everywhere."
 )
+CLOSED = (
+    "This conversation is closed, so nobody wakes the agent that you mean. What you said waits for it until the "
+    "conversation is opened again."
+)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -269,7 +273,7 @@ class CommandHandler:
 
     async def _words(self, claim: Claim, read: StoredMessage) -> str:
         if claim.payload.get("unheard"):
-            return UNHEARD
+            return CLOSED if claim.payload.get("closed") else UNHEARD
         if read.message.command == "stop":
             return NOTHING_TO_STOP
         if read.message.command == "new":

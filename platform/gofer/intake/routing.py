@@ -17,6 +17,7 @@ from gofer.intake.albums import WHOLE_AFTER
 from gofer.intake.arrival import Arrival
 from gofer.integration import Incoming
 from gofer.jobs.control import begin_afresh, cancel_conversation, wake_participant
+from gofer.jobs.ensure import asleep_when_closed
 from gofer.jobs.kinds import RECEPTION
 from gofer.jobs.queue import SERVICE, submit
 from gofer.store import events as log
@@ -35,8 +36,17 @@ from gofer.store.tables import (
 )
 
 
-def wake(connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str, seq: int) -> bool:
-    """Let every agent that a route leads to take part, and wake those that the message addresses."""
+def wake(
+    connection: Connection,
+    arrival: Arrival,
+    message: Incoming,
+    conversation_id: str,
+    seq: int,
+    *,
+    closed: bool = False,
+) -> bool:
+    """Let every agent that a route leads to take part, and wake those that the message addresses; in a closed
+    conversation not those that are asleep there."""
     woke = False
     stopped = 0
     if message.control == "stop" and _may_stop(connection, arrival, message, conversation_id, seq):
@@ -52,30 +62,37 @@ def wake(connection: Connection, arrival: Arrival, message: Incoming, conversati
         _to_reception(connection, arrival, conversation_id, {"seq": seq, "stopped": stopped})
         return True
     via = arrival.connection_id
-    answering = 0
+    answering = left_out = 0
+    sleeping = asleep_when_closed(connection) if closed else set()
     for route in _matching_routes(connection, arrival.workspace_id, via, message, conversation_id):
         participant_id = route.participant_id or _take_part(connection, conversation_id, route, seq)
         if message.addressed:
-            answering += 1
+            asleep = route.agent_id in sleeping
+            answering += not asleep
+            left_out += asleep
             # More parts of it are about to come: an agent should read it whole.
             delay = WHOLE_AFTER if message.group_id else 0
             patient = message.event == SCHEDULE
             woke |= wake_participant(
-                connection, participant_id, seq, arrival.workspace_id, via=via, delay=delay, patient=patient
-            )
+                connection, participant_id, seq, arrival.workspace_id,
+                via=via, delay=delay, patient=patient, asleep=asleep,
+            )  # fmt: skip
     if message.addressed and not answering:
-        _note_unanswered(connection, arrival, conversation_id, seq)
+        _note_unanswered(connection, arrival, conversation_id, seq, closed=left_out > 0)
     return woke or (message.addressed and not answering)
 
 
-def _note_unanswered(connection: Connection, arrival: Arrival, conversation_id: str, seq: int) -> None:
+def _note_unanswered(
+    connection: Connection, arrival: Arrival, conversation_id: str, seq: int, *, closed: bool
+) -> None:
     """Record that nobody answers this message, for the overview, and tell its author the first time."""
     told = connection.execute(_TOLD_UNHEARD, {"conversation": conversation_id}).first() is not None
     log.record(
         connection, UNHEARD, arrival.workspace_id, conversation_id=conversation_id, data={"seq": seq}
     )  # fmt: skip
     if not told:
-        _to_reception(connection, arrival, conversation_id, {"seq": seq, "unheard": True})
+        why = {"closed": True} if closed else {}
+        _to_reception(connection, arrival, conversation_id, {"seq": seq, "unheard": True, **why})
 
 
 UNHEARD = "message.unheard"

@@ -17,7 +17,7 @@ from gofer.intake.albums import join_album, late_edit
 from gofer.intake.arrival import Arrival, Taken
 from gofer.intake.routing import wake
 from gofer.integration import Incoming
-from gofer.jobs.control import redrive
+from gofer.jobs.control import redrive, set_closed
 from gofer.secrets.rotation import connection_key, new_conversation_key
 from gofer.store import events as log
 from gofer.store import fast_sql, json_text, row_macs
@@ -66,7 +66,8 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     if delivery_id is None:
         return _repeat(connection, arrival) or arrival.taken("repeat")
     _write_message(connection, key, conversation_id, seq, arrival, message, replace=replaced is not None)
-    woke = wake(connection, arrival, message, conversation_id, seq)
+    closed = place.closed_at is not None
+    woke = wake(connection, arrival, message, conversation_id, seq, closed=closed)
     log.record(
         connection, "delivery.accepted", arrival.workspace_id, conversation_id=conversation_id,
         delivery_id=delivery_id,
@@ -85,9 +86,10 @@ def _keep_notice(connection: Connection, vault: Vault, arrival: Arrival) -> Take
     delivery_id = _keep(connection, arrival, key, None, None)
     if delivery_id is not None and arrival.parsed.moved is not None:
         _rename(connection, arrival, *arrival.parsed.moved)
+    woke = False
     if delivery_id is not None and arrival.parsed.closed is not None:
-        _close(connection, arrival, *arrival.parsed.closed)
-    return arrival.taken("noted" if delivery_id is not None else "repeat", delivery_id)
+        woke = _close(connection, arrival, *arrival.parsed.closed)
+    return arrival.taken("noted" if delivery_id is not None else "repeat", delivery_id, woke=woke)
 
 
 def _place(connection: Connection, vault: Vault, arrival: Arrival, message: Incoming) -> Any:
@@ -121,7 +123,7 @@ _TAKE_SEQ = (
             else_=and_(conversations.c.private, bindparam("told", type_=Boolean)),
         ),
     )
-    .returning(conversations.c.id, conversations.c.data_key, conversations.c.last_seq)
+    .returning(*(conversations.c[name] for name in ("id", "data_key", "last_seq", "closed_at")))
 )
 _TAKE_LASTING_SEQ = _TAKE_SEQ.where(bindings.c.lasting == bindparam("lasting"))
 
@@ -281,18 +283,12 @@ def _rename(connection: Connection, arrival: Arrival, old: str, new: str) -> Non
     )  # fmt: skip
 
 
-def _close(connection: Connection, arrival: Arrival, ref: str, closed: bool) -> None:
-    """Keep that a place was closed at its service, or opened again."""
+def _close(connection: Connection, arrival: Arrival, ref: str, closed: bool) -> bool:
+    """Keep that a place was closed at its service, or opened again; returns whether that wakes an agent."""
     binding = binding_at(connection, arrival.connection_id, ref)
-    if binding is None:
-        return
-    lock_conversation(connection, binding.conversation_id)
-    of_place = conversations.c.id == binding.conversation_id
-    connection.execute(update(conversations).where(of_place).values(closed_at=now() if closed else None))
-    log.record(
-        connection, "conversation.changed", arrival.workspace_id, conversation_id=binding.conversation_id,
-        data={"closed": closed, "by": arrival.connection_id},
-    )  # fmt: skip
+    return binding is not None and set_closed(
+        connection, binding.conversation_id, closed=closed, by=arrival.connection_id
+    )
 
 
 def _in_place(

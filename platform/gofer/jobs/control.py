@@ -442,13 +442,16 @@ def wake_participant(
     via: str,
     delay: float = 0,
     patient: bool = False,
+    asleep: bool = False,
 ) -> bool:
     """Raise the participant's `wake_seq` to a message, and make its job unless it has one. The caller holds the
     conversation's lock.
 
-    With `patient`, a job that waits for somebody's answer is left waiting.
+    With `patient`, a job that waits for somebody's answer is left waiting. With `asleep`, no job is made.
     """
     row = fast_sql.first(connection, _WAKE, {"who": participant_id, "seq_": seq})
+    if asleep:
+        return False
     if row is None:
         # A later message has woken it already, or it has dealt with this one: an edit of something old.
         return ensure_answer(connection, participant_id, delay=delay)
@@ -471,3 +474,26 @@ _WAKE = (
         live_state(bindparam("who")).label("live"),
     )
 )
+
+
+def set_closed(connection: Connection, conversation_id: str, *, closed: bool, by: str) -> bool:
+    """Close a conversation or open it again; returns whether workers should look. What came while it was closed wakes
+    the agents that are asleep meanwhile. Raises NotFound."""
+    lock_conversation(connection, conversation_id)
+    row = connection.execute(
+        select(conversations.c.closed_at, conversations.c.workspace_id).where(
+            conversations.c.id == conversation_id
+        )
+    ).one_or_none()
+    if row is None:
+        raise NotFound("There is no such conversation. It may have been purged.")
+    if (row.closed_at is not None) == closed:
+        return False
+    values = {"closed_at": now() if closed else None}
+    connection.execute(update(conversations).where(conversations.c.id == conversation_id).values(**values))
+    log.record(
+        connection, "conversation.changed", row.workspace_id, conversation_id=conversation_id,
+        data={"closed": closed, "by": by},
+    )  # fmt: skip
+    here = select(participants.c.id).where(participants.c.conversation_id == conversation_id)
+    return sum(ensure_answer(connection, each) for each in connection.execute(here).scalars().all()) > 0

@@ -14,16 +14,34 @@ from gofer.jobs.queue import SERVICE, submit
 from gofer.store import fast_sql
 from gofer.store.db_time import now
 from gofer.store.locks import lock_conversation
-from gofer.store.tables import LIVE, JobState, bindings, conversations, in_state, jobs, messages, participants
+from gofer.store.tables import (
+    LIVE,
+    JobState,
+    agents,
+    bindings,
+    conversations,
+    in_state,
+    jobs,
+    messages,
+    participants,
+)
 
 CONFIRMING = "confirming"
 """The reason of a deliver job that waits to repeat a final edit after a takeover."""
+ASLEEP_WHEN_CLOSED = "asleep_when_closed"
+"""In an agent's settings: it runs elsewhere, and nobody wakes it in a closed conversation."""
+
+
+def asleep_when_closed(connection: Connection) -> set[str]:
+    """Agents that are not woken in closed conversations. What wants them there waits until they are opened again."""
+    rows = connection.execute(select(agents.c.id, agents.c.settings)).all()
+    return {row.id for row in rows if row.settings.get(ASLEEP_WHEN_CLOSED)}
 
 
 def ensure_answer(connection: Connection, participant_id: str, *, delay: float = 0) -> bool:
     """Make the participant's next job when it has unread messages and no job. Conversation locked."""
     row = fast_sql.first(connection, _WANTED, {"who": participant_id})
-    if row is None:
+    if row is None or (row.closed_at is not None and row.agent_id in asleep_when_closed(connection)):
         return False
     woken_by = {"conversation": row.conversation_id, "seq_": row.wake_seq}
     via = fast_sql.scalar(connection, _WOKEN_BY, woken_by)
@@ -85,6 +103,7 @@ _WANTED = (
             participants.c.read_seq,
         ),
         *(participants.c.wake_seq, participants.c.priority, conversations.c.workspace_id),
+        conversations.c.closed_at,
         live_state(participants.c.id).label("live"),
     )
     .join(conversations, conversations.c.id == participants.c.conversation_id)

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, literal, select, text, update
 
 from gofer.jobs.children import close_orphans, forsaken, ready_parents
-from gofer.jobs.ensure import ensure_answer, ensure_delivery
+from gofer.jobs.ensure import asleep_when_closed, ensure_answer, ensure_delivery
 from gofer.jobs.finish import Apology, finish_lost_run
 from gofer.jobs.lanes import promote
 from gofer.jobs.queue import CLAIM_COLUMNS, Claim, claim_of, lock_lane
@@ -103,9 +103,12 @@ def _ready_forsaken(connection: Connection) -> int:
 
 def _answer_wanted(connection: Connection) -> int:
     live = select(jobs.c.id).where(jobs.c.lane == participants.c.id, in_state(*LIVE, JobState.BLOCKED))
+    asleep = asleep_when_closed(connection)
     rows = connection.execute(
         select(participants.c.id, participants.c.conversation_id)
+        .join(conversations, conversations.c.id == participants.c.conversation_id)
         .where(participants.c.wake_seq > participants.c.read_seq, ~live.exists())
+        .where(conversations.c.closed_at.is_(None) | participants.c.agent_id.not_in(asleep))
         .limit(BATCH)
     ).all()
     found = 0

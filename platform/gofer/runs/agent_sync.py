@@ -14,6 +14,7 @@ import structlog
 from sqlalchemy import Connection, delete, or_, select
 
 from gofer.errors import StoreError
+from gofer.jobs.ensure import ASLEEP_WHEN_CLOSED
 from gofer.runs.agent_files import AgentFiles, AgentSpec, RouteSettings, default_agent, in_force
 from gofer.store import row_macs
 from gofer.store.database import Database
@@ -103,7 +104,7 @@ def _file(name: str) -> str:
 
 def sync_agents(connection: Connection, workspace_id: str, specs: Sequence[AgentSpec]) -> None:
     """Make rows and routes as the files say, and remove the routes of every other agent."""
-    found = {spec.name: _agent(connection, workspace_id, spec) for spec in specs}
+    found = {spec.name: sync_agent(connection, workspace_id, spec) for spec in specs}
     ids = {name: agent_id for name, agent_id in found.items() if agent_id is not None}
     connection.execute(delete(routes).where(routes.c.workspace_id == workspace_id))
     default = default_agent(specs)
@@ -150,10 +151,12 @@ def _specificity(route: RouteSettings) -> tuple[Any, ...]:
     return route.connection == "*", event, route.trigger == "any", route.priority
 
 
-def _agent(connection: Connection, workspace_id: str, spec: AgentSpec) -> str | None:
+def sync_agent(connection: Connection, workspace_id: str, spec: AgentSpec) -> str | None:
     """The id of an agent whose row says what its file does; None when somebody else wrote the row."""
     here = (agents.c.workspace_id == workspace_id) & (agents.c.name == spec.name)
-    values = {"model": spec.model, "max_running": spec.max_running}
+    asleep = spec.runtime is not None and not spec.external.wake_when_closed
+    values: dict[str, Any] = {"model": spec.model, "max_running": spec.max_running}
+    values["settings"] = {ASLEEP_WHEN_CLOSED: True} if asleep else {}
     found = connection.execute(select(agents.c.id).where(here)).scalar()
     if found is not None:
         try:
@@ -166,7 +169,6 @@ def _agent(connection: Connection, workspace_id: str, spec: AgentSpec) -> str | 
         "id": agent_id,
         "workspace_id": workspace_id,
         "name": spec.name,
-        "settings": {},
         "created_at": now(),
     }
     row_macs.insert(connection, agents, {**row, **values})

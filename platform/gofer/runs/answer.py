@@ -158,8 +158,10 @@ class WorkerRun:
     goal_id: str | None = None
 
 
-Drafting = Callable[[str], Awaitable[tuple[Draft, ...]]]
-"""Makes one sentence into a reply to whoever asked."""
+class Drafting(Protocol):
+    """Makes one sentence into a reply to whoever asked."""
+
+    def __call__(self, text: str, kind: Any = "error") -> Awaitable[tuple[Draft, ...]]: ...
 
 
 class ExternalAgents(Protocol):

@@ -117,6 +117,16 @@ def _bound_to(mark: str, conversation_id: str, agent_id: str | None) -> tuple[st
     return (POST, mark, conversation_id, agent_id or "")
 
 
+def read_post(connection: Connection, vault: Vault, job: Any) -> Post:
+    """What a post says, by its job's row or claim. Raises what an unreadable one raises: NotFound, Tampered, KeyError
+    or ValueError."""
+    conversation_id, payload = str(job.conversation_id), job.payload
+    key = conversation_key(connection, vault, conversation_id)
+    bound = _bound_to(str(payload["mark"]), conversation_id, job.agent_id)
+    opened: Mapping[str, Any] = unseal(key, base64.b64decode(payload["sealed"]), *bound)
+    return Post(**opened)
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class Poster:
     """Handles posts."""
@@ -150,14 +160,12 @@ class Poster:
 
     def _read(self, connection: Connection, claim: Claim) -> tuple[Post, Any, str, StoredMessage | None]:
         conversation_id, payload = str(claim.conversation_id), claim.payload
-        key = conversation_key(connection, self.vault, conversation_id)
-        bound = _bound_to(str(payload["mark"]), conversation_id, claim.agent_id)
-        opened: Mapping[str, Any] = unseal(key, base64.b64decode(payload["sealed"]), *bound)
+        post = read_post(connection, self.vault, claim)
         name = connection.execute(select(agents.c.name).where(agents.c.id == claim.agent_id)).scalar() or ""
         answers = payload.get("answers")
         about = None if answers is None else _answered(connection, self.vault, conversation_id, int(answers))
         place = _place(connection, conversation_id, about.connection_id if about is not None else None)
-        return Post(**opened), place, name, about
+        return post, place, name, about
 
     async def _draft(self, post: Post, place: Any, name: str, about: StoredMessage | None) -> Draft:
         """A program's words: the conversation keeps them with a stranger's trust, unless the file of an external agent

@@ -1,4 +1,4 @@
-"""What people and agents ask about participants: wake one, acknowledge, unblock, close a conversation."""
+"""What people and agents ask about participants: wake one, acknowledge, unblock."""
 
 from __future__ import annotations
 
@@ -220,22 +220,4 @@ def unblock(connection: Connection, conversation_id: str, agent: str, *, by: str
     log.record(
         connection, "trigger.unblocked", FIRST_WORKSPACE, conversation_id=conversation_id,
         data={"agent": agent, "by": by, "was": row.blocked_reason},
-    )  # fmt: skip
-
-
-def set_closed(connection: Connection, conversation_id: str, *, closed: bool, by: str) -> None:
-    """Close a conversation or open it again: in a closed one no external agent is woken. Raises NotFound."""
-    lock_conversation(connection, conversation_id)
-    row = connection.execute(
-        select(conversations.c.closed_at).where(conversations.c.id == conversation_id)
-    ).one_or_none()
-    if row is None:
-        raise NotFound("There is no such conversation. It may have been purged.")
-    if (row.closed_at is not None) == closed:
-        return
-    values = {"closed_at": now() if closed else None}
-    connection.execute(update(conversations).where(conversations.c.id == conversation_id).values(**values))
-    log.record(
-        connection, "conversation.changed", FIRST_WORKSPACE, conversation_id=conversation_id,
-        data={"closed": closed, "by": by},
     )  # fmt: skip

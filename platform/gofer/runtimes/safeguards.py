@@ -30,7 +30,7 @@ class SafeguardRules:
     turns: int = 20
     """Triggers in a conversation, one after the other, without a word from a person."""
     findings: int = 3
-    """Answers of one agent, one after the other, that say the same."""
+    """Answers of one agent, one after the other and without a word from a person, that say the same."""
     per_agent: int = 60
     """Triggers of one agent in an hour."""
     per_conversation: int = 30
@@ -57,10 +57,10 @@ def why_not(connection: Connection, participant: Any, rules: SafeguardRules, job
     """
     if participant.blocked_at is not None:
         return f"blocked.{participant.blocked_reason}"
-    since = participant.unblocked_at or 0.0
+    last = _last_of_a_person(connection, participant.conversation_id)
     for reason, found in (
-        (NO_PROGRESS, _turns(connection, participant, since, job_id) >= rules.turns),
-        (SAME_WORDS, _same_words(connection, participant, since, rules.findings)),
+        (NO_PROGRESS, _turns(connection, participant, last, job_id) >= rules.turns),
+        (SAME_WORDS, _same_words(connection, participant, last, rules.findings)),
     ):
         if found:
             _block(connection, participant, reason)
@@ -95,29 +95,36 @@ def _wait(connection: Connection, which: Any, most: int, job_id: int) -> float:
     return 0.0 if row is None else max(1.0, min(HOUR, row.at + HOUR - row.now))
 
 
-def _turns(connection: Connection, participant: Any, since: float, job_id: int) -> int:
-    """Triggers in the conversation since a person last said something there."""
+def _last_of_a_person(connection: Connection, conversation_id: str) -> int:
+    """The number of the last message of a person who is known: their words are progress."""
     person = select(func.max(messages.c.seq)).where(
-        messages.c.conversation_id == participant.conversation_id,
+        messages.c.conversation_id == conversation_id,
         messages.c.author.not_like("agent:%"),
         messages.c.trust.in_((Trust.OWNER, Trust.MEMBER)),
         messages.c.event.not_in(ASIDE),
     )
-    last = int(connection.execute(person).scalar() or 0)
+    return int(connection.execute(person).scalar() or 0)
+
+
+def _turns(connection: Connection, participant: Any, last: int, job_id: int) -> int:
+    """Triggers in the conversation since a person last said something there."""
     query = (
         select(func.count(func.distinct(hops.c.job_id)))
         .join(jobs, jobs.c.id == hops.c.job_id)
-        .where(hops.c.conversation_id == participant.conversation_id, hops.c.created_at > since)
+        .where(hops.c.conversation_id == participant.conversation_id)
+        .where(hops.c.created_at > (participant.unblocked_at or 0.0))
         .where(jobs.c.covers_from >= last, hops.c.job_id != job_id)
     )
     return int(connection.execute(query).scalar_one())
 
 
-def _same_words(connection: Connection, participant: Any, since: float, most: int) -> bool:
+def _same_words(connection: Connection, participant: Any, last: int, most: int) -> bool:
+    """Whether the agent's last answers, since a person last said something, are the same."""
     query = (
         select(hops.c.said)
         .where(hops.c.conversation_id == participant.conversation_id)
-        .where(hops.c.agent_id == participant.agent_id, hops.c.said != "", hops.c.created_at > since)
+        .where(hops.c.agent_id == participant.agent_id, hops.c.said != "", hops.c.covers_to >= last)
+        .where(hops.c.created_at > (participant.unblocked_at or 0.0))
         .order_by(hops.c.created_at.desc(), hops.c.job_id.desc(), hops.c.number.desc())
         .limit(most)
     )

@@ -7,6 +7,7 @@ and started again, and no hop is made twice.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from gofer.jobs.kinds import ANSWER
 from gofer.jobs.notifications import JOBS, Signals
 from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Snooze
 from gofer.jobs.queue import Claim, submit
+from gofer.jobs.wait_reasons import NOTICED, clock_time
 from gofer.jobs.worker import Run
 from gofer.runs.agent_files import AgentFiles, AgentSpec
 from gofer.runs.answer import CANCELLED, TRIGGER, Drafting
@@ -61,6 +63,9 @@ SORRY = {
     "blocked.loop.same_words": "I did not wake {agent}: it said the same again and again. Somebody who may can "
     "unblock it: `gofer runtimes unblock`.",
 }
+WAITS = (
+    "{agent} was asked too often within an hour. Your question waits until {until}; nobody has to ask again."
+)
 UNREACHED = "{agent} could not be reached ({reason}), and nobody stands in for it. Ask again once it is back."
 
 
@@ -143,7 +148,9 @@ class Triggers:
 
     async def _outcome(self, look: Look, spec: AgentSpec, draft: Drafting) -> Outcome:
         if look.do in ("sleep", "call"):
-            return Snooze(max(look.after, 0.05), look.reason)
+            held = look.reason == RATE and look.after >= NOTICED
+            said = await draft(self._waits(spec, look.after), "note") if held else ()
+            return Snooze(max(look.after, 0.05), look.reason, drafts=said)
         if look.do == "done":
             return Done(included_to=look.covers_to, reason=look.reason)
         words = SORRY.get(look.reason, UNREACHED).format(agent=spec.name, reason=look.reason)
@@ -151,6 +158,10 @@ class Triggers:
         if look.do == "refused":
             return Done(drafts, included_to=look.covers_to, reason=look.reason)
         return Dead(look.reason, drafts, included_to=look.covers_to)
+
+    def _waits(self, spec: AgentSpec, after: float) -> str:
+        until = clock_time(time.time() + after, self._settings.timezone, today=time.time())
+        return WAITS.format(agent=spec.name, until=until)
 
     def _look(
         self, connection: Connection, claim: Claim, spec: AgentSpec, admitted: Sequence[StoredMessage]

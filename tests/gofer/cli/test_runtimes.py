@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from gofer.cli.exit_codes import CONFIGURATION, CONFLICT, NOT_FOUND, USAGE
@@ -26,10 +27,10 @@ AGENT = 'runtime = "tmux"\n[external]\nfallback = "gofer"\n'
 
 
 @pytest.fixture
-def served(data_dir: Path, start: Callable[..., Process]) -> None:
+def served(data_dir: Path, start: Callable[..., Process]) -> Process:
     (data_dir / "agents").mkdir(mode=0o700, exist_ok=True)
     (data_dir / "agents" / "reviewer.toml").write_text(AGENT)
-    start("serve").wait_until_ready()
+    return start("serve").wait_until_ready()
 
 
 @needs_tmux
@@ -76,8 +77,9 @@ def _names(pid: int) -> list[bytes]:
     return [each.partition(b"=")[0] for each in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
 
 
-@pytest.mark.usefixtures("served")
-def test_runtimes_are_added_listed_shown_drained_triggered_and_removed(terminal: Terminal) -> None:
+def test_runtimes_are_added_listed_shown_drained_triggered_and_removed(
+    terminal: Terminal, served: Process
+) -> None:
     assert "No runtimes. Add one" in terminal("runtimes", "list")
     add = ("runtimes", "add", "desk", "--agent", "reviewer")
     assert "desk is registered for" in terminal(*add)
@@ -116,6 +118,16 @@ def test_runtimes_are_added_listed_shown_drained_triggered_and_removed(terminal:
     assert done in ("fallback_required", "already_pending")
     assert job.startswith("job ")
     assert "reviewer  tmux" in terminal("runtimes", "participants", conversation)
+    until(lambda: terminal.json("jobs", "show", str(told["job"]))["hops"], within=20)
+    token = terminal.json("tokens", "add", "pane", "--scope", "write", "--agent", "reviewer")["token"]
+    late = {"text": "Too\x1b[2J late.", "trigger": told["job"], "hop": 1}
+    where = f"{served.url}/api/v1/conversations/{conversation}/messages"
+    answer = httpx2.post(where, json=late, headers={"authorization": f"Bearer {token}"})
+    assert answer.json()["result"] == "kept"
+    shown = terminal("jobs", "show", str(told["job"]))
+    assert "Not sent: it came" in shown
+    assert "late." in shown
+    assert "\x1b" not in shown
     for asked, code, words in (
         (("trigger", conversation, "nobody"), NOT_FOUND, "nobody"),
         (("trigger", "conv_nothing", "reviewer"), NOT_FOUND, "conv_nothing"),

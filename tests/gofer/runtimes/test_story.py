@@ -67,6 +67,14 @@ def test_a_session_that_is_gone_is_resumed_then_spawned_then_stood_in_for(scene:
     said = scene.replies(conversation)
     assert len(said) == 1
     assert "I am back" not in said[0]
+    kept = scene.owner.get(f"/jobs/{trigger}", params={"words": True}).json()["kept"]
+    assert [(each["hop"], each["text"]) for each in kept] == [(1, "I am back!"), (4, "I am back too!")]
+    assert [each["text"] for each in scene.job(trigger)["kept"]] == [None, None], "words are asked for"
+    browser = scene.house.browser()
+    browser.follow(scene.house.link(scene.house.owner()))
+    page = browser.get(f"/runs/{trigger}").text
+    assert page.count("Not sent") == 2
+    assert "I am back too!" in page
 
 
 def test_without_anybody_to_stand_in_a_dead_letter_says_so(house: Any) -> None:

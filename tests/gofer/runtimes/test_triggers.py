@@ -16,11 +16,13 @@ from sqlalchemy import func, select
 from gofer.errors import Conflict, Fenced, Malformed, NotFound
 from gofer.intake.admit import unread
 from gofer.integration import Parsed
+from gofer.jobs.control import set_closed
 from gofer.jobs.notifications import LocalSignals
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.runs.agent_files import AgentFiles
+from gofer.runs.agent_sync import sync_agent
 from gofer.runtimes import hops as hop_rows
 from gofer.runtimes import records, requests
 from gofer.runtimes.chain import ChainRules
@@ -28,7 +30,18 @@ from gofer.runtimes.requests import TriggerWish
 from gofer.runtimes.safeguards import SafeguardRules
 from gofer.runtimes.triggers import Triggers
 from gofer.settings import Settings
-from gofer.store.tables import JobState, Trust, conversations, hops, jobs, messages, participants, runtimes
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.tables import (
+    JobState,
+    Trust,
+    conversations,
+    hops,
+    jobs,
+    messages,
+    participants,
+    replies,
+    runtimes,
+)
 from support.world import World
 
 FILE = 'runtime = "tmux"\n[external]\nfallback = "helper"\nack_within = 60\nanswer_within = 600\n'
@@ -56,6 +69,8 @@ class Pane:
 
     async def furnish(self, **heartbeat: Any) -> Pane:
         await self.world.agent("helper", event="never")
+        spec = self.files.get("gofer")
+        await self.world.run(sync_agent, workspace_id=FIRST_WORKSPACE, spec=spec)
         register = partial(records.register, name="pane", agent="gofer", kind="tmux", member_id=MEMBER)
         await self.world.run(register)
         await self.announce(**heartbeat)
@@ -83,8 +98,8 @@ class Pane:
         )
         known = [replace(each, trust=Trust.OWNER) for each in admitted]
 
-        async def draft(text: str) -> tuple[Draft, ...]:
-            return (await self.world.draft(text, kind="error"),)
+        async def draft(text: str, kind: Any = "error") -> tuple[Draft, ...]:
+            return (await self.world.draft(text, kind=kind),)
 
         return await self.triggers.handle(Run(claim), self.files.get("gofer"), known, draft)
 
@@ -130,6 +145,10 @@ class Pane:
                 **asked,
             )
         )
+
+    async def close(self, *, closed: bool = True) -> bool:
+        close = partial(set_closed, conversation_id=await self.conversation(), closed=closed, by="ann")
+        return bool(await self.world.run(close))
 
     async def conversation(self) -> str:
         return str((await self.world.rows(select(conversations.c.id)))[0][0])
@@ -443,31 +462,61 @@ async def test_a_dead_letter_says_so_and_a_redrive_begins_again(pane: Pane, tmp_
     assert [action for action, _, _ in await pane.trail()] == ["dead_letter", "live"]
 
 
-async def test_a_closed_conversation_wakes_nobody(pane: Pane) -> None:
+async def test_a_closed_conversation_makes_no_trigger_until_it_is_opened_again(pane: Pane) -> None:
     await pane.say()
-    await pane.world.run(
-        requests.set_closed, conversation_id=await pane.conversation(), closed=True, by="ann"
+    await pane.turn()
+    await pane.close()
+    for text in ("one", "two"):
+        await pane.say(text)
+        assert await pane.world.sweep() == 0
+    assert len(await pane.world.answer_jobs()) == 1, "no Trigger was made"
+    told = await pane.world.rows(select(jobs.c.payload).where(jobs.c.kind == "reception"))
+    assert [row.payload for row in told] == [{"seq": 2, "unheard": True, "closed": True}], (
+        "people hear it once"
     )
+    row = await pane.participant()
+    assert (row.read_seq, row.wake_seq) == (1, 3), "it stays unread"
+    assert (await pane.trigger())["reason"] == "conversation.closed"
+    assert await pane.close(closed=False), "workers look at once"
+    assert not await pane.close(closed=False)
+    await pane.turn()
+    assert (await pane.participant()).read_seq == 3
+
+
+async def test_a_trigger_that_was_there_before_its_conversation_was_closed_says_so(pane: Pane) -> None:
+    await pane.say()
+    await pane.close()
     outcome = await pane.step()
     assert isinstance(outcome, Done)
     assert outcome.reason == "conversation.closed"
     assert "closed" in outcome.drafts[0].parts[0]
-    assert (await pane.trigger())["reason"] == "conversation.closed"
-    await pane.world.run(
-        requests.set_closed, conversation_id=await pane.conversation(), closed=False, by="ann"
-    )
-    assert (await pane.trigger())["action"] == "enqueued"
+
+
+async def test_an_agent_whose_file_says_so_is_woken_in_closed_conversations(
+    pane: Pane, tmp_path: Path
+) -> None:
+    (tmp_path / "agents" / "gofer.toml").write_text(FILE + "wake_when_closed = true\n")
+    await pane.world.run(sync_agent, workspace_id=FIRST_WORKSPACE, spec=pane.files.get("gofer"))
+    await pane.say()
+    await pane.turn()
+    await pane.close()
+    await pane.say("still there?")
+    await pane.turn()
 
 
 async def test_a_place_that_its_service_closes_is_closed_here(pane: Pane) -> None:
     await pane.say()
+    await pane.turn()
     arrival = pane.world.arrival()
-    for number, (closed, action) in enumerate([(True, "refused"), (False, "enqueued")]):
+    for number, closed in enumerate((True, False)):
         parsed = Parsed(f"closing-{number}", "issues.closed", note="closed", closed=("kitchen", closed))
-        await pane.world.deliver(replace(arrival, parsed=parsed, body_hash=f"{number}"))
+        taken = await pane.world.deliver(replace(arrival, parsed=parsed, body_hash=f"{number}"))
         if closed:
-            assert isinstance(await pane.step(), Done)
-        assert (await pane.trigger())["action"] == action
+            await pane.say("one more")
+            assert (await pane.trigger())["action"] == "refused"
+        else:
+            assert taken.woke, "what was said meanwhile is answered now"
+            await pane.turn()
 
 
 async def test_the_same_state_gives_the_same_triggers_and_a_second_tick_none(pane: Pane) -> None:
@@ -533,9 +582,13 @@ async def test_turns_without_a_person_block_it_until_one_says_so(world: World, t
 
 
 async def test_three_answers_that_say_the_same_block_it(pane: Pane) -> None:
-    for number in range(3):
-        await pane.say(f"{number}")
+    await pane.say("What did you find?")
+    await pane.turn("I found nothing.")
+    for _ in range(2):
+        assert (await pane.trigger(agent="other"))["action"] == "enqueued"
         await pane.turn("  I found\nnothing. ")
+    refused = await pane.trigger(agent="other")
+    assert (refused["action"], refused["reason"]) == ("refused", "blocked.loop.same_words")
     await pane.say("and now?")
     outcome = await pane.step()
     assert isinstance(outcome, Done)
@@ -545,6 +598,18 @@ async def test_three_answers_that_say_the_same_block_it(pane: Pane) -> None:
         await pane.world.run(
             requests.unblock, conversation_id=await pane.conversation(), agent="nobody", by="ann"
         )
+
+
+async def test_what_a_person_says_in_between_is_progress(pane: Pane) -> None:
+    for number in range(5):
+        await pane.say(f"Is it green now, {number}?")
+        await pane.turn("No.")
+    for _ in range(2):
+        assert (await pane.trigger(agent="other"))["action"] == "enqueued"
+        await pane.turn("No.")
+    await pane.say("And now?")
+    await pane.turn("No.")
+    assert (await pane.trigger(agent="other"))["action"] == "enqueued"
 
 
 async def test_rates_hold_it_back_until_there_is_room(world: World, tmp_path: Path) -> None:
@@ -557,6 +622,12 @@ async def test_rates_hold_it_back_until_there_is_room(world: World, tmp_path: Pa
     assert isinstance(outcome, Snooze)
     assert outcome.reason == "rate.limited"
     assert 3500 < outcome.after <= 3600
+    assert "was asked too often" in outcome.drafts[0].parts[0]
+    await pane.say("are you there?")
+    await world.run(lambda c: c.execute(jobs.update().values(run_at=0)))
+    assert isinstance(await pane.step(), Snooze)
+    (told,) = await world.rows(select(replies).where(replies.c.kind == "note"))
+    assert told.job_id == (await world.answer_jobs())[-1].id, "it is said once"
     await world.pass_time(3601)
     await pane.announce()
     assert isinstance(await pane.step(), Snooze)

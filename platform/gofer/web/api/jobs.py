@@ -36,7 +36,7 @@ from gofer.web.queries.jobs import (
     steer_job,
     steer_jobs,
 )
-from gofer.web.queries.runtimes import hops_of_job
+from gofer.web.queries.runtimes import hops_of_job, kept_posts
 
 _STATES = "|".join(JobState)
 
@@ -108,6 +108,7 @@ def _show(connection: Connection, job_id: int, platform: Platform, words: bool, 
         "attempts": attempts_of(connection, job_id),
         "replies": replies_of(connection, job_id),
         "hops": hops_of_job(connection, job_id),
+        "kept": kept_posts(connection, platform, job_id, words=words),
         "events": events_of(connection, platform, job_id, words=words),
     }
 

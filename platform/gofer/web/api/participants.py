@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Forbidden, Malformed
+from gofer.jobs.control import set_closed
 from gofer.jobs.notifications import JOBS
 from gofer.runtimes import requests
 from gofer.runtimes.requests import TriggerWish
@@ -124,7 +125,8 @@ async def close(request: Request) -> Response:
     """Close a conversation, or open it again: in a closed one no external agent is woken."""
     platform, given = platform_of(request), await parse_body(request, Closing)
     conversation_id = request.path_params["id"]
-    await platform.database.write(
-        requests.set_closed, conversation_id=conversation_id, closed=given.closed, by=actor(request)
-    )
+    if await platform.database.write(
+        set_closed, conversation_id=conversation_id, closed=given.closed, by=actor(request)
+    ):
+        platform.signals.wake(JOBS)
     return json_response(request, {"id": conversation_id})

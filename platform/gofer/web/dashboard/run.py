@@ -24,7 +24,7 @@ from gofer.web.dashboard.trace import cards, spans
 from gofer.web.queries import agent_names, connection_names, rows
 from gofer.web.queries.jobs import attempts_of, events_of, replies_of
 from gofer.web.queries.questions import list_questions
-from gofer.web.queries.runtimes import hops_of_job
+from gofer.web.queries.runtimes import hops_of_job, kept_posts
 from gofer.web.titles import with_titles
 
 MAX_EVENTS = 80
@@ -67,6 +67,7 @@ def read(
         "attempts": attempts_of(connection, job_id),
         "replies": replies_of(connection, job_id),
         "hops": hops_of_job(connection, job_id),
+        "kept": kept_posts(connection, platform, job_id),
         "questions": list_questions(connection, platform.vault, job_id=job_id, visitor=visitor),
         "cost": cost_of_job(connection, job_id),
         "spans": spans(facts, time.time()),

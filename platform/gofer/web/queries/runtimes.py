@@ -13,15 +13,16 @@ from gofer.errors import ConfigError, Conflict, NotFound
 from gofer.jobs.control import answer_to
 from gofer.runs.agent_files import AgentFiles, AgentSpec
 from gofer.runs.answer import TRIGGER
-from gofer.runs.posts import ASKED, Post, submit_post
+from gofer.runs.posts import ASKED, Post, read_post, submit_post
 from gofer.runtimes import hops as hop_rows
 from gofer.runtimes import records, requests
 from gofer.runtimes.triggers import chain_rules, fallback_of, safeguard_rules, stand_in_key
 from gofer.runtimes.words import read_order
 from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_AGENT, FIRST_WORKSPACE
-from gofer.store.tables import agents, hops, jobs, participants, runtimes
+from gofer.store.tables import agents, events, hops, jobs, participants, runtimes
 from gofer.vault.envelope import Vault
+from gofer.vault.errors import Tampered
 from gofer.web.auth import Visitor
 from gofer.web.queries.conversations import find_conversation
 
@@ -132,6 +133,31 @@ def _stands_in(connection: Connection, hop: Any) -> int | None:
         return None
     key = stand_in_key(hop.job_id, hop.fence)
     return connection.execute(select(jobs.c.id).where(jobs.c.unique_key == key)).scalar()
+
+
+def kept_posts(
+    connection: Connection, platform: Platform, job_id: int, *, words: bool = True
+) -> list[dict[str, Any]]:
+    """What came for a hop of a Trigger that was over: kept, and never sent. Without words the texts are None."""
+    late = select(events.c.data).where(events.c.job_id == job_id, events.c.kind == hop_rows.LATE)
+    hop_of = {data["post"]: data["hop"] for data in connection.execute(late.order_by(events.c.seq)).scalars()}
+    found = connection.execute(select(jobs).where(jobs.c.id.in_(hop_of)).order_by(jobs.c.id)).all()
+    return [
+        {
+            "hop": hop_of[row.id],
+            "job": row.id,
+            "created_at": row.created_at,
+            "text": _kept_text(connection, platform, row) if words else None,
+        }
+        for row in found
+    ]
+
+
+def _kept_text(connection: Connection, platform: Platform, row: Any) -> str | None:
+    try:
+        return platform.redactor.redact(read_post(connection, platform.vault, row).text)
+    except (NotFound, Tampered, KeyError, ValueError):
+        return None
 
 
 async def end_hops_of(platform: Platform, runtime_id: str) -> int:
