@@ -169,22 +169,15 @@ class Session:
         if self.background or self._clearing:
             await self._watch_no_more()
             await self._relieve()
-        run = self.shell.run(command, timeout, separate, on_output, self._watch_disk)
-        return await self._seen_through(run, began)
+        return await self._result(
+            self.shell.run(command, timeout, separate, on_output, self._watch_disk), began
+        )
 
     async def resume(self) -> Result:
         """See through the command that ran when this process took over; it began when its journal says."""
         began = time.monotonic() - max(0.0, time.time() - self._journal.live.started)
         self._watch_disk()
-        return await self._seen_through(self.shell.resume(), began)
-
-    async def _seen_through(self, command: Awaitable[Outcome], began: float) -> Result:
-        try:
-            outcome = await command
-        except BaseException:
-            self._disk.stop()
-            raise
-        return await self._result(outcome, began)
+        return await self._result(self.shell.resume(), began)
 
     def _watch_disk(self) -> None:
         """End the running command if it fills the disk."""
@@ -194,11 +187,17 @@ class Session:
         if self.running:
             self.shell.stop(why, Step.FORCE)
 
-    async def _result(self, outcome: Outcome, began: float) -> Result:
+    async def _result(self, command: Awaitable[Outcome], began: float) -> Result:
+        try:
+            outcome = await command
+        except BaseException:
+            self._disk.stop()
+            raise
         if self._closed:
             raise SandboxClosed("the sandbox was closed or detached while the command ran")
-        captures = self.shell.captures
-        full = next(filter(None, [capture.close() for capture in captures]), None)
+        captures, full = self.shell.captures, None
+        for capture in captures:
+            full = capture.close() or full
         if outcome.lost:
             await self._make_again(outcome)
         else:
@@ -218,7 +217,7 @@ class Session:
             duration=time.monotonic() - began,
             timed_out=outcome.timed_out,
             cancelled=outcome.stopped,
-            killed=tuple(outcome.killed + news.killed),
+            killed=(*outcome.killed, *news.killed),
             restarted=outcome.restarted,
             recreated=news.recreated,
             state_lost=outcome.state_lost,
@@ -227,7 +226,7 @@ class Session:
             kept=sum([capture.kept for capture in captures]),
             dropped=sum([capture.dropped for capture in captures]) if full else 0,
             full_output=full,
-            notes=tuple(outcome.notes + news.notes),
+            notes=(*outcome.notes, *news.notes),
         )
 
     def _note_background(

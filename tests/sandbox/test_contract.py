@@ -275,6 +275,22 @@ async def test_commands_given_at_once_run_one_after_the_other(sandbox: Sandbox) 
     assert [result.output for result in results] == [f"{n}\n{n}\n" for n in range(5)]
 
 
+async def test_commands_one_after_the_other_leave_others_their_turn(sandbox: Sandbox) -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    for _ in range(20):
+        await sandbox.run("true")
+    task.cancel()
+    assert turns >= 19
+
+
 async def test_files(sandbox: Sandbox) -> None:
     await sandbox.write("a/b.txt", "one\ntwo\n")
     assert (await sandbox.run("cat a/b.txt; echo three >>a/b.txt")).output == "one\ntwo\n"

@@ -360,6 +360,19 @@ def _is_open(fd: str, path: Path) -> bool:
         return False
 
 
+async def test_a_shell_of_a_release_that_reported_by_a_file_goes_on(directory: Path) -> None:
+    sandbox = Sandbox(directory=directory)
+    await sandbox.start()
+    record = sandbox.record
+    await sandbox.detach()
+    report = r"""\builtin printf '\0D%s%s %s %s\0' "$BASH_S" "$BASH_M" "$?" "by a file" >&0"""
+    (Path(record.reference.control) / "d").write_text(report + "\n")
+    sandbox = await Sandbox.attach(record)
+    result = await sandbox.run("(exit 7)")
+    assert (result.exit_code, result.cwd) == (7, "by a file")
+    await sandbox.close()
+
+
 async def test_another_session_in_the_same_directory_has_its_files_and_nothing_else_of_it(
     directory: Path,
 ) -> None:

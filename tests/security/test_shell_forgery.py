@@ -216,7 +216,7 @@ async def test_a_forged_state_does_not_reach_the_next_shell(sandbox: Sandbox) ->
     await sandbox.run(left_running(STATE))
     await asyncio.sleep(0.1)
     assert (await sandbox.run("kill -9 $$")).restarted
-    assert (await sandbox.run("declare -F; echo $A")).output == "1\n"
+    assert (await sandbox.run("declare -F; echo $A")).output == "declare -fr gofer_report\n1\n"
 
 
 @needs_python

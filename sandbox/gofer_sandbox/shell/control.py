@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def prepare(control: Path, keeper: dict[str, str], owner: Ownership, channel: Ch
         "rc": scripts.rc(channel),
         "s": scripts.STATE,
         "x": scripts.snapshot(channel),
-        "d": scripts.done(channel),
+        "m": scripts.mend(channel.control),
         "q": scripts.CODE,
         "r": scripts.ERROR,
         "c0": scripts.BEGUN,
@@ -40,6 +41,8 @@ def prepare(control: Path, keeper: dict[str, str], owner: Ownership, channel: Ch
 
 _CHUNK = 2048
 """Whoever is inside can write any number of frames: few are read at a time, for all other sessions wait meanwhile."""
+_MOMENT = 0.0002
+"""Seconds: the loop may be kept so long by a command."""
 _NUMBER = 24
 """Bytes at the end of a snapshot that hold its number."""
 
@@ -47,13 +50,17 @@ _NUMBER = 24
 class ControlWire(Outputs, ABC):
     """Commands as files, and short lines that have the shell act on them."""
 
+    _source: int
+    """Where frames come from."""
+
     def __init__(
         self, control: Path, owner: Ownership, inside: str = scripts.INSIDE, status: str = "&0"
     ) -> None:
         """`status` is where the shell writes."""
         super().__init__(control, owner)
-        self._inside = inside
-        self._ask, self._report = scripts.ask(status, inside), scripts.report(inside)
+        self._inside, self._ask = inside, scripts.ask(status, inside)
+        before = (control / "d").exists()  # a shell of a release that had a file for it
+        self._report = b"\\builtin . %b/d\n" % inside.encode() if before else scripts.REPORT
         self._lines = self._report
         """What has the shell run its command, and report."""
         self._asked = False
@@ -69,13 +76,12 @@ class ControlWire(Outputs, ABC):
         """Begin to deliver frames."""
         self._listener = listener
 
-    def submit(self, number: int, command: bytes, separate: bool, snapshot: bool, before: int) -> None:
+    def submit(self, number: int, command: bytes, separate: bool, before: int) -> None:
         """Put the command in its file, open its output, and give the shell its short lines."""
         self._put("c1", command)
         fifos = self.begin(number, separate)
         self._lines = scripts.run(number, before, fifos, self._inside) + self._report
-        self._asked = self._asked or snapshot
-        self._send(self._ask + self._lines if snapshot else self._lines)
+        self._send(self._lines)
 
     def submit_again(self) -> None:
         """Give it the lines once more; a command that has begun does not begin again. What is left of lines whose
@@ -112,6 +118,17 @@ class ControlWire(Outputs, ABC):
     @abstractmethod
     def hear(self) -> object:
         """Deliver the frames that are there already."""
+
+    @abstractmethod
+    def _on_readable(self) -> None:
+        """Deliver what has come in."""
+
+    def hear_at_once(self) -> None:
+        """Deliver what comes within a moment: what the shell does by itself is over before the loop would have come
+        round."""
+        with contextlib.suppress(ValueError):  # the kernel knows more descriptors than this call
+            if select.select((self._source,), (), (), _MOMENT)[0]:
+                self._on_readable()
 
     def _on_output(self, index: int, stream: Stream) -> None:
         """The state before a command is safe before anything of it is heard."""
@@ -178,14 +195,14 @@ class FifoWire(ControlWire):
 
     def __init__(self, control: Path, owner: Ownership, inside: str = scripts.INSIDE) -> None:
         super().__init__(control, owner, inside, f"{inside}/st")
-        self._status = os.open(control / "st", os.O_RDWR | SAFELY)
+        self._source = os.open(control / "st", os.O_RDWR | SAFELY)
         self._input = os.open(control / "in", os.O_RDWR | SAFELY)
         self._decoder = Decoder()
 
     def open(self, listener: Listener) -> None:
         """Begin to deliver frames."""
         super().open(listener)
-        self._loop.add_reader(self._status, self.hear)
+        self._loop.add_reader(self._source, self._on_readable)
 
     def trust(self, shell: int, expected: int) -> None:
         """Nobody says who speaks here."""
@@ -202,7 +219,7 @@ class FifoWire(ControlWire):
     def hear(self) -> None:
         """One piece of them."""
         try:
-            data = os.read(self._status, _CHUNK)
+            data = os.read(self._source, _CHUNK)
         except BlockingIOError:
             return
         for frame in self._decoder.feed(data):
@@ -211,10 +228,12 @@ class FifoWire(ControlWire):
         self._listener.commit()
         self._loop.call_soon(self.settle)
 
+    _on_readable = hear
+
     def close(self) -> None:
         """The keeper holds both open."""
         if not self._closed:
-            self._loop.remove_reader(self._status)
+            self._loop.remove_reader(self._source)
             super().close()
-            os.close(self._status)
+            os.close(self._source)
             os.close(self._input)

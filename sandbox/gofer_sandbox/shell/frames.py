@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 ROOM = 80 * 1024
 """What is looked at of one snapshot."""
@@ -15,15 +16,13 @@ _FRAME_MAXIMUM = 16 * 1024
 _SECTIONS = b"OTLPWAFVN"
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(NamedTuple):
     """The keeper has started a shell; `pid` is what it is called inside."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """A shell is ready; `pid` is what it calls itself, `cwd` where it stands, `limits` what `ulimit` says."""
 
     pid: int
@@ -31,8 +30,7 @@ class Ready:
     limits: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """A command ended. A negative number is a command that had begun before its line was given again: how it ended is
     not known."""
 
@@ -41,8 +39,7 @@ class Done:
     cwd: str
 
 
-@dataclass(frozen=True, slots=True)
-class Died:
+class Died(NamedTuple):
     """The shell ended; the keeper waits. `unread` is a line the dead shell never read."""
 
     death: int
@@ -50,8 +47,7 @@ class Died:
     unread: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Snapped:
+class Snapped(NamedTuple):
     """The shell's state, section by section. `cut` names those that were longer than is looked at."""
 
     at_exit: bool

@@ -6,10 +6,10 @@ ended, the news of a death that is known.
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import IntEnum, auto
 
 
-class State(Enum):
+class State(IntEnum):
     """Of the shell, as the server knows it."""
 
     STARTING = auto()
@@ -24,7 +24,7 @@ class State(Enum):
     """It ended without having read the command it was given; the next is on its way and gets that command."""
 
 
-class Event(Enum):
+class Event(IntEnum):
     """What can happen to it."""
 
     READY = auto()
@@ -41,7 +41,7 @@ class Event(Enum):
     """The keeper found the command's line where the shell should have read it."""
 
 
-class Action(Enum):
+class Action(IntEnum):
     """What the server does about it, in the order of the table."""
 
     NOTE_LOSS = auto()

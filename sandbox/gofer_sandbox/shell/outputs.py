@@ -159,7 +159,6 @@ class Outputs:
 
     def begin(self, number: int, separate: bool) -> list[str]:
         """Open what a new command prints to, and say what it is called."""
-        self.settle()
         stream, self._spare = self._spare, None
         if stream and not separate:
             stream.number, self._streams = number, [stream]
@@ -281,7 +280,7 @@ class Outputs:
         self._ended, self._streams = self._streams, []
         for index, stream in enumerate(self._ended, 1):
             budget = 2 * _PIPE
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(OSError):
                 while budget > 0 and (size := self._listener.output(index, stream.reader, _CHUNK)):
                     budget -= size
 

@@ -41,10 +41,9 @@ _SAVED = range(10, 20)
 """Where bash keeps the shell's standard input while a command has another."""
 
 
-def report(control: str = INSIDE) -> bytes:
-    """The line that has the shell say how its command ended. A line of its own, because an error or an interrupt in an
-    interactive bash returns to the next line."""
-    return f"\\builtin . {control}/d\n".encode()
+REPORT = b"\\gofer_report\n"
+"""Has the shell say how its command ended. A line of its own, because an error or an interrupt in an interactive bash
+returns to the next line."""
 
 
 def ask(status: str = "&0", control: str = INSIDE) -> bytes:
@@ -214,6 +213,7 @@ PS1= PS2= PS0=
 unset PROMPT_COMMAND MAILCHECK TMOUT HISTFILE
 set +o history +H
 shopt -u checkwinsize
+{_report(channel)}
 [ -r {control}/state ] && . {control}/state
 \\builtin trap '{{ \\builtin kill -INT $$; }} 2>/dev/null' USR2
 \\builtin trap '{{ BASH_I=e; \\builtin . {control}/x; }} 2>/dev/null' EXIT
@@ -226,8 +226,20 @@ BASH_N=0 BASH_M=0 BASH_S=
 """
 
 
-def done(channel: Channel) -> str:
-    """Say how the command ended that was begun last, BASH_M: one that could not begin is not reported.
+def _report(channel: Channel) -> str:
+    """Say how the command ended that was begun last, BASH_M: one that could not begin is not reported. A function,
+    which bash has read before anything of the user's and keeps: to source a file takes it as long as all the rest. A
+    shell that cannot source the next command is not heard of again, and replaced."""
+    return f"""gofer_report() {{
+BASH_X=$?
+\\builtin enable . && \\builtin printf '\\0D%s%s %s %s\\0' "$BASH_S" "$BASH_M" "$BASH_X" "$PWD" >{channel.status}
+[[ $BASH_X != 2 && -z ${{TMOUT-}} ]] || \\builtin . {channel.control}/m || \\builtin :
+}}
+readonly -f gofer_report"""
+
+
+def mend(control: str) -> str:
+    """What few commands make necessary before the shell reads on.
 
     After a command that ends within `$(`, whose exit code is 2, bash 5.2 has popped one delimiter too many. It writes
     each quote that it reads from then on in front of where it keeps them, and dies of that sooner or later. An error of
@@ -235,9 +247,7 @@ def done(channel: Channel) -> str:
 
     A shell whose `TMOUT` ran out would end by itself, and might take the lines of the next command with it: one that
     cannot be rid of it ends now, when it has read none of them. While there are jobs bash may have to be told twice."""
-    return f"""BASH_X=$?
-\\builtin test $BASH_X = 2 && \\builtin . {channel.control}/r 2>/dev/null || \\builtin :
-\\builtin printf '\\0D%s%s %s %s\\0' "$BASH_S" "$BASH_M" "$BASH_X" "$PWD" >{channel.status}
+    return f"""\\builtin . {control}/r 2>/dev/null
 \\builtin unset -v TMOUT || \\builtin exit || \\builtin exit
 """
 

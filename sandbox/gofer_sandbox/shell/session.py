@@ -327,6 +327,7 @@ class Shell:
             self._end()
             return
         self.wire.finish()
+        self.wire.settle()
         for capture in self.captures:
             capture.close()
             capture.discard()
@@ -340,8 +341,7 @@ class Shell:
         live = self._journal.live
         if self.spared:
             self._mark_output()
-        with contextlib.suppress(OSError):
-            self.wire.finish()
+        self.wire.finish()
         self._on_output = None
         live.running, self._unwritten = False, True
         self._tell_news()
@@ -413,6 +413,8 @@ class Shell:
     ) -> Outcome:
         """Submit a command and see it through; `on_begun` is called as soon as the shell has it."""
         live = self._journal.live
+        if self.snapshots.soon:  # the loop has not come round since the last command
+            await asyncio.sleep(0)
         self.wire.settle()
         live.number += 1
         self.captures = []
@@ -428,9 +430,13 @@ class Shell:
         self._journal.write()
         self._state, _ = machine.step(self._state, machine.Event.SUBMITTED)
         self._submit()
-        # From here on the shell is at work, and what we do costs the caller nothing.
         self._open_captures()
         self._on_output = on_output
+        if not self.snapshots.owed:
+            self.wire.hear_at_once()
+        if not live.running:
+            self._tell(self.outcome)
+            return self.outcome
         on_begun()
         return await self._see_through(timeout)
 
@@ -441,12 +447,12 @@ class Shell:
             await asyncio.sleep(_TICK)
 
     def _submit(self) -> None:
-        """Hand the command that the journal says runs to the shell, behind the snapshot it owes."""
+        """Hand the command that the journal says runs to the shell, behind the snapshot it may owe."""
         live, outcome = self._journal.live, self.outcome
         assert outcome.command is not None
         outcome.again, outcome.refused, outcome.left_at_exit = 0, False, False
-        snapshot = self.snapshots.behind_command()
-        self.wire.submit(live.number, outcome.command, live.separate, snapshot, outcome.before)
+        self.snapshots.cancel()
+        self.wire.submit(live.number, outcome.command, live.separate, outcome.before)
 
     def submit_again(self) -> None:
         """The command's lines may have been taken away: give them once more, which runs nothing twice. Not while those

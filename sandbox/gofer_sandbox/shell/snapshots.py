@@ -59,22 +59,20 @@ class Snapshots:
         return self._small or (self.last is not None and self.last.size > _LARGE)
 
     @property
+    def soon(self) -> bool:
+        """Whether one is asked for as soon as the loop comes round."""
+        return self._later is not None and not self._slow
+
+    @property
     def pending(self) -> bool:
         """Whether one is still to be asked for, or to come."""
         return self._later is not None or self.owed
 
-    def cancel(self) -> bool:
-        """Whether one was still to be asked for, which is not done now."""
-        later, self._later = self._later, None
-        if later:
-            later.cancel()
-        return later is not None
-
-    def behind_command(self) -> bool:
-        """Whether a command that is submitted now has to ask for the one before it, too."""
-        asks = self.cancel() and not self._slow
-        self.owed = self.owed or asks
-        return asks
+    def cancel(self) -> None:
+        """Ask for none that was still to be asked for."""
+        if self._later:
+            self._later.cancel()
+            self._later = None
 
     def take(self, frame: Snapped, amid: bool, number: int) -> bool:
         """Keep what the shell wrote after the command of that number, or `amid` it. False when nothing can be."""

@@ -61,7 +61,7 @@ class SocketWire(ControlWire):
 
     def __init__(self, control: Path, owner: Ownership, channel: socket.socket, keeper: int) -> None:
         super().__init__(control, owner)
-        self._channel, self._keeper = channel, keeper
+        self._channel, self._source, self._keeper = channel, channel.fileno(), keeper
         self._from_keeper, self._from_shell = Decoder(), Decoder()
         self._shell = self._expected = 0
         self._unknown: dict[int, bytes] = {}
@@ -93,10 +93,12 @@ class SocketWire(ControlWire):
 
     def hear(self, wait: bool = True) -> bool:
         """Until there is no more, or for as long as the loop may be kept; or only until a snapshot has begun."""
-        until = time.monotonic() + _TIME
-        while (more := self._take()) and time.monotonic() < until:
-            if not wait and self._from_shell.amid_snapshot:
+        more, until = self._take(), 0.0
+        while more and (wait or not self._from_shell.amid_snapshot):
+            until = until or time.monotonic() + _TIME
+            if time.monotonic() >= until:
                 break
+            more = self._take()
         if wait:
             self.settle()
         return more
