@@ -151,8 +151,13 @@ async def a_phone(stage: Stage) -> AsyncIterator[DemoStep]:
         telegram.phones.say(ann, chat, "$ echo hello from the sandbox")
         said = await _answers(telegram, chat, 2)
         yield watch.step("asked and answered in the chat", "hello from the sandbox" in said, said)
-        # The stand-in ends with this scene: nothing may poll it afterwards.
-        await stage.instance.ask("PATCH", f"/connections/{made['connection']['id']}", json={"enabled": False})
+        await _disconnect(stage, made["connection"]["id"])
+
+
+async def _disconnect(stage: Stage, connection_id: str) -> None:
+    """Disable a connection and let its jobs end: its stand-in ends with the scene, and nothing may call it later."""
+    await stage.instance.ask("PATCH", f"/connections/{connection_id}", json={"enabled": False})
+    await _until_quiet(stage)
 
 
 async def _answers(telegram: Telegram, chat: Chat, count: int) -> str:
@@ -218,8 +223,7 @@ async def an_issue(stage: Stage) -> AsyncIterator[DemoStep]:
             yield watch.step("its diff was made in the sandbox", diff == ["-helo", "+hello"], " ".join(diff))
         dead = not [one for one in github.world.minted if one.permissions.get("contents") == "write" and
                     one.value in github.world.tokens]  # fmt: skip
-        # The stand-in ends with this scene: nothing may poll it afterwards.
-        await stage.instance.ask("PATCH", f"/connections/{made['connection']['id']}", json={"enabled": False})
+        await _disconnect(stage, made["connection"]["id"])
         yield watch.step("the tokens with which it could write are revoked", dead)
 
 

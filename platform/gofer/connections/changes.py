@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, delete, select
 
 from gofer.connections.context import LoadedConnections
+from gofer.connections.inflow import fetch_now
 from gofer.errors import ConfigError, Conflict, NotFound
 from gofer.identity import new_code
 from gofer.integration import Health, Integration, Role
@@ -105,6 +106,7 @@ def switch_connection(connection: Connection, *, connection_id: str, enabled: bo
     row = find_connection(connection, connection_id)
     connection_id = row.id
     row_macs.update(connection, connections, connections.c.id == connection_id, {"enabled": enabled})
+    fetch_now(connection, connection_id)  # a job that waits for its next try sees at once that it is off
     _changed(connection, row.workspace_id, connection_id, "changed", by)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, true
 
+from gofer.connections.changes import switch_connection
 from gofer.connections.context import LoadedConnections
 from gofer.connections.inflow import CATCH_UP, POLL, ensure_inflow, fetch_now, fetch_trouble
 from gofer.connections.registry import IntegrationRegistry
@@ -255,6 +256,22 @@ async def test_what_a_person_must_put_right_ends_no_job_dead(
         await world.run(fetch_now, connection_id=CONNECTION)
         await eventually(lambda: has_messages(world, 1))
     assert not await world.database.read(partial(fetch_trouble, connection_id=CONNECTION))
+
+
+async def test_a_connection_that_is_switched_off_ends_the_jobs_that_wait_for_their_next_try(
+    world: World, office: Office, post: Post, eventually: Eventually
+) -> None:
+    post.locked = Permanent("no", reason="credentials")
+    await inflow(world)
+
+    async def is_in(state: JobState) -> bool:
+        return await world.count(jobs, jobs.c.kind == CATCH_UP, in_state(state)) == 1
+
+    async with world.worker({CATCH_UP: office.poller.catch_up}):
+        await eventually(lambda: is_in(JobState.SCHEDULED))
+        await world.run(switch_connection, connection_id=CONNECTION, enabled=False, by="owner")
+        office.accounts.forget()
+        await eventually(lambda: is_in(JobState.DONE))
 
 
 # Admission.
