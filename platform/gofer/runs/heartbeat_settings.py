@@ -143,17 +143,13 @@ class HeartbeatList:
 def read_items(folder: Path | None, settings: HeartbeatSettings, today: date | None = None) -> HeartbeatList:
     """The list in an agent's folder; whatever is wrong with it is said, and stops nothing."""
     path = folder / HEARTBEAT_FILE if folder is not None else None
-    if folder is None or path is None or not _is_there(path):
+    if folder is None or path is None or not (path.is_symlink() or path.exists()):
         return HeartbeatList()
     try:
         text = read_text(path, folder)
     except LayerError as error:
         return HeartbeatList(problems=(f"{HEARTBEAT_FILE} {error}",))
     return parse_items(text, settings, today)
-
-
-def _is_there(path: Path) -> bool:
-    return path.is_symlink() or path.exists()
 
 
 def parse_items(text: str, settings: HeartbeatSettings, today: date | None = None) -> HeartbeatList:

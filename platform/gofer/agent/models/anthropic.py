@@ -143,15 +143,13 @@ def sendable(messages: tuple[ModelMessage, ...], model: str) -> list[dict[str, A
     for message in messages:
         foreign = message["role"] == "assistant" and message.get("by", model) != model
         blocks = [
-            _plain_block(block) for block in message["content"] if not (foreign and _is_thinking(block))
+            {key: value for key, value in block.items() if key != "origin"}
+            for block in message["content"]
+            if not (foreign and block["type"] in ("thinking", "redacted_thinking"))
         ]
         if blocks:
             sent.append(_trimmed({"role": message["role"], "content": blocks}))
     return sent
-
-
-def _plain_block(block: Block) -> Block:
-    return {key: value for key, value in block.items() if key != "origin"}
 
 
 def _trimmed(message: dict[str, Any]) -> dict[str, Any]:
@@ -160,10 +158,6 @@ def _trimmed(message: dict[str, Any]) -> dict[str, Any]:
     if message["role"] != "assistant" or last["type"] != "text":
         return message
     return {**message, "content": [*before, {**last, "text": last["text"].rstrip()}]}
-
-
-def _is_thinking(block: Block) -> bool:
-    return block["type"] in ("thinking", "redacted_thinking")
 
 
 def marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

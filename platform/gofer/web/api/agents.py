@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.errors import ConfigError, Forbidden, NotFound
 from gofer.runs.agent_files import AgentFileError, AgentSpec
-from gofer.runs.agent_writer import (
-    AgentTexts,
-    as_toml,
-    new_agent,
-    put_agent,
-    remove_agent,
-    switch_heartbeat,
-)
+from gofer.runs.agent_writer import AgentTexts, as_toml, new_agent, put_agent, remove_agent, switch_heartbeat
 from gofer.store.bootstrap import FIRST_AGENT
-from gofer.web.api.http import RequestModel, check_match, etag_of, json_response, parse_body, platform_of
+from gofer.web.api.http import ApiAnswer, RequestModel, check_match, etag_of, platform_of
 from gofer.web.auth import actor, visitor_of
 from gofer.web.queries.agents import (
     agent_identity,
@@ -81,16 +73,14 @@ class HeartbeatMuting(RequestModel):
     muted: bool = True
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request) -> dict[str, Any]:
     """List agents: those the store knows, and what their files say."""
     shown = ("name", "model", "file", "in_force", "problem", "default")
     found = await list_agents(platform_of(request))
-    return json_response(
-        request, {"agents": [{name: each[name] for name in shown} for each in found.values()]}
-    )
+    return {"agents": [{name: each[name] for name in shown} for each in found.values()]}
 
 
-async def show(request: Request) -> Response:
+async def show(request: Request) -> ApiAnswer:
     """One agent's files, and what they mean."""
     platform, name = platform_of(request), request.path_params["name"]
     files = await agent_texts(platform, name)
@@ -105,9 +95,7 @@ async def show(request: Request) -> Response:
         shown |= {"toml": files.toml, "instructions": files.instructions}
         shown |= {"folder": files.folder, "files": dict(files.layers), "spec": agent["spec"]}
     owner = visitor_of(request).may("owner")
-    return json_response(
-        request, shown | await agent_identity(platform, spec, owner=owner), etag=_tag_of(files)
-    )
+    return ApiAnswer(shown | await agent_identity(platform, spec, owner=owner), etag=_tag_of(files))
 
 
 def _built_in(name: str) -> str:
@@ -116,19 +104,19 @@ def _built_in(name: str) -> str:
     return f"# {name} {words}\n{as_toml(AgentSpec(name=name))}"
 
 
-async def create(request: Request) -> Response:
+async def create(request: Request, given: AgentName) -> ApiAnswer:
     """Make an agent: a folder with files that explain themselves."""
-    platform, given = platform_of(request), await parse_body(request, AgentName)
+    platform = platform_of(request)
     check_layered(platform)
     async with changing_agents(request):
         spec = await asyncio.to_thread(new_agent, agents_directory(platform), given.name)
     made = {"name": spec.name, "spec": spec.model_dump(mode="json")}
-    return json_response(request, made, 201, location=f"/agents/{spec.name}")
+    return ApiAnswer(made, location=f"/agents/{spec.name}")
 
 
-async def put(request: Request) -> Response:
+async def put(request: Request, source: AgentSource) -> ApiAnswer:
     """Write an agent; it is in force from the next run on."""
-    platform, source = platform_of(request), await parse_body(request, AgentSource)
+    platform = platform_of(request)
     name = request.path_params["name"]
     layers: dict[str, str] | None = None if source.layers is None else dict(source.layers.items())
     if layers is not None:
@@ -149,18 +137,17 @@ async def put(request: Request) -> Response:
             etag = await _etag(request, name)
     except AgentFileError as error:
         raise ConfigError(f"line {error.line}: {error.message}") from None
-    return json_response(request, {"name": spec.name, "spec": spec.model_dump(mode="json")}, etag=etag)
+    return ApiAnswer({"name": spec.name, "spec": spec.model_dump(mode="json")}, etag=etag)
 
 
-async def heartbeat(request: Request) -> Response:
+async def heartbeat(request: Request) -> dict[str, Any]:
     """An agent's heartbeat: its settings and list, what it found lately, and where it is muted."""
-    return json_response(request, await heartbeat_of(platform_of(request), request.path_params["name"]))
+    return await heartbeat_of(platform_of(request), request.path_params["name"])
 
 
-async def switch(request: Request) -> Response:
+async def switch(request: Request, given: HeartbeatSwitch) -> dict[str, Any]:
     """Switch an agent's heartbeat on or off, in its file; in force from the next look on."""
     platform, name = platform_of(request), request.path_params["name"]
-    given = await parse_body(request, HeartbeatSwitch)
     await heartbeat_of(platform, name)
     async with changing_agents(request):
         await asyncio.to_thread(
@@ -170,28 +157,25 @@ async def switch(request: Request) -> Response:
             enabled=given.enabled,
             layered=platform.settings.agent_runtime_v1,
         )
-    return json_response(request, await heartbeat_of(platform, name))
+    return await heartbeat_of(platform, name)
 
 
-async def load(request: Request) -> Response:
+async def load(request: Request) -> dict[str, Any]:
     """What an agent's workers have to do, and whether it is too much."""
-    return json_response(request, await worker_load(platform_of(request), request.path_params["name"]))
+    return await worker_load(platform_of(request), request.path_params["name"])
 
 
-async def clear(request: Request) -> Response:
+async def clear(request: Request, given: LoadClearing) -> dict[str, Any]:
     """Drop the tasks of an agent that wait for a worker, and count anew."""
     platform, name = platform_of(request), request.path_params["name"]
-    given = await parse_body(request, LoadClearing)
-    cleared = await clear_worker_load(platform, name, by=actor(request), fresh=given.fresh)
-    return json_response(request, cleared)
+    return await clear_worker_load(platform, name, by=actor(request), fresh=given.fresh)
 
 
-async def mute_heartbeat(request: Request) -> Response:
+async def mute_heartbeat(request: Request, given: HeartbeatMuting) -> dict[str, Any]:
     """Mute an agent's heartbeat in a conversation, or let it write there again."""
     platform, name = platform_of(request), request.path_params["name"]
-    given = await parse_body(request, HeartbeatMuting)
     await mute(platform, name, given.conversation_id, muted=given.muted, by=actor(request))
-    return json_response(request, await heartbeat_of(platform, name))
+    return await heartbeat_of(platform, name)
 
 
 async def _check(request: Request, name: str) -> None:
@@ -207,10 +191,10 @@ def _tag_of(files: AgentTexts | None) -> str:
     return etag_of() if files is None else etag_of(files.toml, files.instructions, *files.layers.values())
 
 
-async def remove(request: Request) -> Response:
+async def remove(request: Request) -> dict[str, Any]:
     """Remove an agent's files."""
     name = request.path_params["name"]
     async with changing_agents(request):
         await _check(request, name)
         await asyncio.to_thread(remove_agent, agents_directory(platform_of(request)), name)
-    return json_response(request, {"name": name})
+    return {"name": name}

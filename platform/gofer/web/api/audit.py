@@ -8,23 +8,12 @@ from typing import Any
 from pydantic import Field
 from sqlalchemy import Connection, select
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.alarms import examined, remember_head
 from gofer.store import audit as chain
 from gofer.store.tables import audit_entries
-from gofer.web.api.http import (
-    EmptyBody,
-    Paged,
-    RequestModel,
-    json_response,
-    next_cursor,
-    parse_body,
-    parse_query,
-    platform_of,
-)
+from gofer.web.api.http import Paged, RequestModel, next_cursor, platform_of
 from gofer.web.auth import note
-from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.queries import rows
 from gofer.web.queries.audit import list_entries
 
@@ -52,40 +41,36 @@ class ChainRange(RequestModel):
     after: int = Field(default=0, ge=0, le=MAX_PLACE)
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request, query: AuditFilter) -> dict[str, Any]:
     """List changes."""
-    query = parse_query(request, AuditFilter)
     filters: dict[str, Any] = {"member": query.member, "action": query.action, "before": query.before}
     found = await platform_of(request).database.read(list_entries, limit=query.limit, **filters)
-    return json_response(request, {"entries": found, "next": next_cursor(found, query.limit)})
+    return {"entries": found, "next": next_cursor(found, query.limit)}
 
 
-async def verify(request: Request) -> Response:
+async def verify(request: Request, seen: KnownHead) -> dict[str, Any]:
     """Check that the log is whole up to its signed head, and that it still holds what this machine has seen of it."""
-    platform, seen = platform_of(request), parse_query(request, KnownHead)
+    platform = platform_of(request)
     verdict = await examined(platform)
     if seen.place:
         head = chain.Head(seen.place, seen.link)
         verdict = await platform.database.read(chain.verify, seen=head)
-    return json_response(request, dataclasses.asdict(verdict))
+    return dataclasses.asdict(verdict)
 
 
-async def export(request: Request) -> Response:
+async def export(request: Request, wanted: ChainRange) -> dict[str, Any]:
     """Export a part of the log with its chain, to keep elsewhere."""
-    found = await platform_of(request).database.read(_export, after=parse_query(request, ChainRange).after)
-    return json_response(request, found)
+    return await platform_of(request).database.read(_export, after=wanted.after)
 
 
-async def accept(request: Request) -> Response:
+async def accept(request: Request) -> dict[str, Any]:
     """Build the chain anew over the entries that are there. Use it when you know why the log was not whole."""
     platform = platform_of(request)
-    check_confirmed(request)
-    await parse_body(request, EmptyBody)
     problems = (await examined(platform)).problems
     note(request, problems=list(problems[:20]))
     count = await platform.database.write(chain.begin_chain)
     await remember_head(platform, anew=True)
-    return json_response(request, {"entries": count, "problems": problems})
+    return {"entries": count, "problems": problems}
 
 
 def _export(connection: Connection, after: int) -> dict[str, Any]:

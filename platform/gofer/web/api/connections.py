@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import Field
 from sqlalchemy import Connection, select
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.app import Platform
 from gofer.connections.changes import (
@@ -26,16 +25,7 @@ from gofer.connections.setup_flow import begin_setup, finish_setup
 from gofer.integration import Role
 from gofer.store.tables import connections
 from gofer.vault.redaction import Secret
-from gofer.web.api.http import (
-    WORKSPACE,
-    EmptyBody,
-    RequestModel,
-    check_match,
-    etag_of,
-    json_response,
-    parse_body,
-    platform_of,
-)
+from gofer.web.api.http import WORKSPACE, ApiAnswer, RequestModel, check_match, etag_of, platform_of
 from gofer.web.auth import actor, note
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.queries.connections import (
@@ -91,11 +81,11 @@ class ConnectionChange(RequestModel):
     )
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request) -> dict[str, Any]:
     """List connections."""
     platform = platform_of(request)
     found = await platform.database.read(list_connections)
-    return json_response(request, {"connections": [_with_hook(platform, each) for each in found]})
+    return {"connections": [_with_hook(platform, each) for each in found]}
 
 
 def _with_hook(platform: Platform, connection: dict[str, Any]) -> dict[str, Any]:
@@ -104,23 +94,21 @@ def _with_hook(platform: Platform, connection: dict[str, Any]) -> dict[str, Any]
     return {**connection, **hooks}
 
 
-async def show(request: Request) -> Response:
+async def show(request: Request) -> ApiAnswer:
     """Show a connection, with the names of its secrets and when it last received something."""
     platform = platform_of(request)
     found = await platform.database.read(read_connection, connection_id=request.path_params["id"])
     shown = {**found, "connection": _with_hook(platform, found["connection"])}
-    return json_response(request, shown, etag=_version(found["connection"]))
+    return ApiAnswer(shown, etag=_version(found["connection"]))
 
 
 def _version(row: Any) -> str:
     return etag_of(row["name"], row["enabled"], row["settings"], row["max_running"], row["agent"])
 
 
-async def add(request: Request) -> Response:
+async def add(request: Request, new: NewConnection) -> ApiAnswer:
     """Make a connection, and prepare its service."""
-    check_confirmed(request)
     platform = platform_of(request)
-    new = await parse_body(request, NewConnection)
     integration = platform.registry.get(new.integration)
     connection_id = await platform.database.write(
         add_connection,
@@ -135,34 +123,29 @@ async def add(request: Request) -> Response:
     return await _changed(request, connection_id, 201)
 
 
-async def begin_sign_up(request: Request) -> Response:
+async def begin_sign_up(request: Request, body: Begin) -> dict[str, Any]:
     """Give the form with which a browser creates an account at a service."""
-    check_confirmed(request)
-    body = await parse_body(request, Begin)
     begun = begin_setup(platform_of(request), **body.model_dump())
-    return json_response(request, dataclasses.asdict(begun))
+    return dataclasses.asdict(begun)
 
 
-async def finish_sign_up(request: Request) -> Response:
+async def finish_sign_up(request: Request, body: Finish) -> ApiAnswer:
     """Make the connection of an account that was just made."""
-    body = await parse_body(request, Finish)
     made = await finish_setup(platform_of(request), state=body.state, code=body.code, by=actor(request))
     return await _changed(request, made, 201)
 
 
-async def pair(request: Request) -> Response:
+async def pair(request: Request, body: Pair) -> dict[str, Any]:
     """Make a pairing code, with which a person becomes an owner or a member."""
-    check_confirmed(request)
-    platform, body = platform_of(request), await parse_body(request, Pair)
+    platform = platform_of(request)
     connection_id = (await _found(request)).id
     words = await invite(platform.database, platform.accounts, connection_id, body.role)
-    return json_response(request, {"id": connection_id, "invitation": words})
+    return {"id": connection_id, "invitation": words}
 
 
-async def change(request: Request) -> Response:
+async def change(request: Request, body: ConnectionChange) -> ApiAnswer:
     """Change a connection's settings, or switch it on or off."""
     platform = platform_of(request)
-    body = await parse_body(request, ConnectionChange)
     if body.settings is not None:
         check_confirmed(request)  # who is a member, and where its secrets are sent
     row = await _found(request)
@@ -206,7 +189,7 @@ def _change(
         change_it(connection)
 
 
-async def _changed(request: Request, connection_id: str, status: int = 200) -> Response:
+async def _changed(request: Request, connection_id: str, status: int = 200) -> ApiAnswer:
     platform = platform_of(request)
     health = dataclasses.asdict(await apply_change(platform, connection_id))
     found = await platform.database.read(read_connection, connection_id=connection_id)
@@ -215,20 +198,19 @@ async def _changed(request: Request, connection_id: str, status: int = 200) -> R
     if status == 201 and health["ok"]:
         answer["invitation"] = await invite(platform.database, platform.accounts, connection_id)
     location = f"/connections/{connection_id}" if status == 201 else ""
-    return json_response(request, answer, status, location=location, etag=_version(found["connection"]))
+    return ApiAnswer(answer, location=location, etag=_version(found["connection"]))
 
 
-async def remove(request: Request) -> Response:
+async def remove(request: Request) -> dict[str, Any]:
     """Remove a connection that has no conversations."""
     platform, connection_id = platform_of(request), (await _found(request)).id
     await disconnect(platform, connection_id, by=actor(request))
-    return json_response(request, {"id": connection_id})
+    return {"id": connection_id}
 
 
-async def test(request: Request) -> Response:
+async def test(request: Request) -> dict[str, Any]:
     """Ask the service how the connection is doing."""
     platform = platform_of(request)
-    await parse_body(request, EmptyBody)
     connection_id = (await _found(request)).id
     health = dataclasses.asdict(await health_of(platform, connection_id))
-    return json_response(request, {"id": connection_id, "health": health})
+    return {"id": connection_id, "health": health}

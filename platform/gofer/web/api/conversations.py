@@ -8,32 +8,15 @@ from typing import Any
 from pydantic import Field
 from sqlalchemy import Connection
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.integration import Incoming
 from gofer.memory.notes import MAX_NOTE
 from gofer.memory.records import Memory, turn_id
 from gofer.memory.scopes import conversation_scope
-from gofer.web.api.http import (
-    MAX_ROWS,
-    EmptyBody,
-    Number,
-    Paged,
-    RequestModel,
-    json_response,
-    next_cursor,
-    parse_body,
-    parse_query,
-    platform_of,
-)
+from gofer.web.api.http import MAX_ROWS, Number, Paged, RequestModel, next_cursor, platform_of
 from gofer.web.auth import actor, no_conversation, record_reading, visitor_of
 from gofer.web.queries import conversations, memories
-from gofer.web.queries.conversations import (
-    find_conversation,
-    list_conversations,
-    read_messages,
-    read_notes,
-)
+from gofer.web.queries.conversations import find_conversation, list_conversations, read_messages, read_notes
 from gofer.web.titles import with_titles
 
 
@@ -54,9 +37,9 @@ class MessageFilter(Paged):
     )
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request, query: ConversationFilter) -> dict[str, Any]:
     """List conversations with where they are held."""
-    platform, query = platform_of(request), parse_query(request, ConversationFilter)
+    platform = platform_of(request)
     found = await platform.database.read(
         list_conversations,
         connection_id=query.connection,
@@ -65,22 +48,22 @@ async def index(request: Request) -> Response:
         visitor=visitor_of(request),
     )
     found = await with_titles(platform, found, visitor_of(request), by="id")
-    return json_response(request, {"conversations": found, "next": next_cursor(found, query.limit)})
+    return {"conversations": found, "next": next_cursor(found, query.limit)}
 
 
-async def show(request: Request) -> Response:
+async def show(request: Request) -> dict[str, Any]:
     """Show a conversation."""
     conversation_id, visitor = request.path_params["id"], visitor_of(request)
     found = await platform_of(request).database.read(
         find_conversation, conversation_id=conversation_id, visitor=visitor
     )
     (titled,) = await with_titles(platform_of(request), [found], visitor, by="id")
-    return json_response(request, titled)
+    return titled
 
 
-async def read(request: Request) -> Response:
+async def read(request: Request, query: MessageFilter) -> dict[str, Any]:
     """Read the messages of a conversation, newest first or after a number."""
-    platform, query = platform_of(request), parse_query(request, MessageFilter)
+    platform = platform_of(request)
     conversation_id, visitor = request.path_params["id"], visitor_of(request)
 
     def messages(connection: Connection) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -107,7 +90,7 @@ async def read(request: Request) -> Response:
         key=lambda each: (each["seq"], each["reply"] or 0),
         reverse=query.after is None,
     )
-    return json_response(request, {"messages": listed, "next": next_cursor(found, query.limit, "seq")})
+    return {"messages": listed, "next": next_cursor(found, query.limit, "seq")}
 
 
 def _span(query: MessageFilter, numbers: list[int]) -> tuple[int, int | None]:
@@ -146,28 +129,27 @@ def _describe(row: Any, content: Incoming | None) -> dict[str, Any]:
     }
 
 
-async def rules(request: Request) -> Response:
+async def rules(request: Request) -> dict[str, Any]:
     """List the standing rules of a conversation, which every run there reads word for word."""
     platform, conversation_id = platform_of(request), request.path_params["id"]
     found = await platform.database.read(
         conversations.list_rules, vault=platform.vault, conversation_id=conversation_id
     )
     await record_reading(request, conversation_id)
-    return json_response(request, {"rules": found})
+    return {"rules": found}
 
 
-async def revoke_rule(request: Request) -> Response:
+async def revoke_rule(request: Request) -> dict[str, Any]:
     """Take a standing rule back: runs do not read it any more. It can be restored."""
     return await _change_rule(request, revoke=True)
 
 
-async def restore_rule(request: Request) -> Response:
+async def restore_rule(request: Request) -> dict[str, Any]:
     """Bring back a standing rule that was revoked."""
     return await _change_rule(request, revoke=False)
 
 
-async def _change_rule(request: Request, *, revoke: bool) -> Response:
-    await parse_body(request, EmptyBody)
+async def _change_rule(request: Request, *, revoke: bool) -> dict[str, Any]:
     platform = platform_of(request)
     found = await platform.database.write(
         conversations.change_rule,
@@ -177,7 +159,7 @@ async def _change_rule(request: Request, *, revoke: bool) -> Response:
         revoke=revoke,
         by=visitor_of(request).name,
     )
-    return json_response(request, {"rules": found})
+    return {"rules": found}
 
 
 class MemoryQuery(RequestModel):
@@ -193,19 +175,19 @@ class ConversationNote(RequestModel):
     text: str = Field(min_length=1, max_length=MAX_NOTE, pattern=r"\S")
 
 
-async def recall(request: Request) -> Response:
+async def recall(request: Request, query: MemoryQuery) -> dict[str, Any]:
     """Recall what fits a query from a conversation, best first. Other conversations are not searched."""
-    platform, query = platform_of(request), parse_query(request, MemoryQuery)
+    platform = platform_of(request)
     conversation_id, scope_id = _memories_of(request)
     await platform.database.read(_check_memories, request=request)
     found = await platform.recall.search([scope_id], query.query, query.limit)
     await record_reading(request, conversation_id)
-    return json_response(request, {"memories": [_remembered(each.memory) for each in found.found]})
+    return {"memories": [_remembered(each.memory) for each in found.found]}
 
 
-async def remember(request: Request) -> Response:
+async def remember(request: Request, given: ConversationNote) -> dict[str, Any]:
     """Have something remembered in one. What a token of an agent notes is a program's word, and kept as untrusted."""
-    platform, given = platform_of(request), await parse_body(request, ConversationNote)
+    platform = platform_of(request)
 
     def keep(connection: Connection) -> Memory:
         _check_memories(connection, request)
@@ -219,7 +201,7 @@ async def remember(request: Request) -> Response:
         )
 
     kept = await platform.database.write(keep)
-    return json_response(request, _remembered(kept), 201)
+    return _remembered(kept)
 
 
 def _memories_of(request: Request) -> tuple[str, str]:
@@ -246,8 +228,7 @@ def _remembered(memory: Memory) -> dict[str, Any]:
     }
 
 
-async def purge(request: Request) -> Response:
+async def purge(request: Request) -> dict[str, Any]:
     """Destroy what was said in one, everywhere."""
-    await parse_body(request, EmptyBody)
     purged = await conversations.purge(platform_of(request), request.path_params["id"], by=actor(request))
-    return json_response(request, dataclasses.asdict(purged))
+    return dataclasses.asdict(purged)

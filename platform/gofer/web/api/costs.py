@@ -7,10 +7,9 @@ from typing import Any
 from pydantic import Field
 from sqlalchemy import Connection
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.runs.spend import today
-from gofer.web.api.http import RequestModel, json_response, parse_query, platform_of
+from gofer.web.api.http import RequestModel, platform_of
 from gofer.web.queries.costs import last_paid_days, list_costs, total_cost
 
 
@@ -20,11 +19,10 @@ class CostFilter(RequestModel):
     days: int = Field(default=30, ge=1, le=366, description="Days on which something was paid.")
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request, query: CostFilter) -> dict[str, Any]:
     """Show what was paid on the last days, and in all."""
-    platform, query = platform_of(request), parse_query(request, CostFilter)
-    found = await platform.database.read(_costs, days=query.days, timezone=platform.settings.timezone)
-    return json_response(request, found)
+    platform = platform_of(request)
+    return await platform.database.read(_costs, days=query.days, timezone=platform.settings.timezone)
 
 
 def _costs(connection: Connection, days: int, timezone: str) -> dict[str, Any]:

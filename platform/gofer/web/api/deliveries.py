@@ -8,19 +8,9 @@ from typing import Any
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.errors import Malformed
-from gofer.web.api.http import (
-    Paged,
-    RequestModel,
-    json_response,
-    next_cursor,
-    parse_body,
-    parse_query,
-    path_number,
-    platform_of,
-)
+from gofer.web.api.http import Paged, RequestModel, next_cursor, path_number, platform_of
 from gofer.web.auth import record_reading
 from gofer.web.queries import deliveries
 from gofer.web.queries.deliveries import list_deliveries, read_delivery, replay_delivery
@@ -50,9 +40,8 @@ class CapturedRequest(ReplayOptions):
     body: str = Field(description="In base64.", json_schema_extra={"pattern": BASE64})
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request, query: DeliveryFilter) -> dict[str, Any]:
     """List deliveries."""
-    query = parse_query(request, DeliveryFilter)
     found = await platform_of(request).database.read(
         list_deliveries,
         connection_id=query.connection,
@@ -60,10 +49,10 @@ async def index(request: Request) -> Response:
         before=query.before,
         limit=query.limit,
     )
-    return json_response(request, {"deliveries": found, "next": next_cursor(found, query.limit)})
+    return {"deliveries": found, "next": next_cursor(found, query.limit)}
 
 
-async def show(request: Request) -> Response:
+async def show(request: Request) -> dict[str, Any]:
     """Show a delivery with its headers and body."""
     platform = platform_of(request)
     delivery, content = await platform.database.read(
@@ -72,19 +61,17 @@ async def show(request: Request) -> Response:
     await record_reading(request, delivery["conversation_id"], f"delivery {delivery['id']}")
     headers, body = content if content is not None else ([], None)
     text = body.decode("utf-8", errors="replace") if body is not None else None
-    return json_response(request, {"delivery": delivery, "headers": headers, "body": text})
+    return {"delivery": delivery, "headers": headers, "body": text}
 
 
-async def replay(request: Request) -> Response:
+async def replay(request: Request, options: ReplayOptions) -> dict[str, Any]:
     """Process a stored delivery again."""
-    options = await parse_body(request, ReplayOptions)
     taken = await replay_delivery(platform_of(request), path_number(request), again=options.again)
-    return _taken(request, taken)
+    return _taken(taken)
 
 
-async def replay_given(request: Request) -> Response:
+async def replay_given(request: Request, given: CapturedRequest) -> dict[str, Any]:
     """Process a captured request. An owner vouches for it instead of a signature."""
-    given = await parse_body(request, CapturedRequest)
     try:
         body = base64.b64decode(given.body, validate=True)
     except (binascii.Error, ValueError):
@@ -92,9 +79,9 @@ async def replay_given(request: Request) -> Response:
     taken = await deliveries.replay(
         platform_of(request), request.path_params["id"], given.headers, body, again=given.again
     )
-    return _taken(request, taken)
+    return _taken(taken)
 
 
-def _taken(request: Request, taken: Any) -> Response:
+def _taken(taken: Any) -> dict[str, Any]:
     shown = ("result", "delivery_id", "conversation_id", "seq")
-    return json_response(request, {name: getattr(taken, name) for name in shown})
+    return {name: getattr(taken, name) for name in shown}

@@ -8,20 +8,11 @@ from typing import Any, Literal
 from pydantic import Field
 from sqlalchemy import Connection
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.devices import pair_device, remove_device
 from gofer.jobs.notifications import JOBS
-from gofer.web.api.http import (
-    EmptyBody,
-    RequestModel,
-    json_response,
-    parse_body,
-    platform_of,
-    secret_response,
-)
+from gofer.web.api.http import ApiAnswer, RequestModel, platform_of
 from gofer.web.auth import note, visitor_of
-from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.auth.devices import add_device, list_devices, new_device_token
 from gofer.web.auth.members import find_member, first_owner
 
@@ -46,17 +37,15 @@ class NewDevice(RequestModel):
     member: str = Field(default="", max_length=200, description="Whose it is; the first owner's when empty.")
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request) -> dict[str, Any]:
     """List devices, also those that wait to be paired."""
-    return json_response(request, {"devices": await platform_of(request).database.read(list_devices)})
+    return {"devices": await platform_of(request).database.read(list_devices)}
 
 
-async def add(request: Request) -> Response:
+async def add(request: Request, new: NewDevice) -> ApiAnswer:
     """Pair a device by its key. Its token is shown this once."""
-    check_confirmed(request)
-    new = await parse_body(request, NewDevice)
     note(request, name=new.name, scopes=" ".join(new.scopes))
-    return secret_response(await platform_of(request).database.write(_add, new=new), 201)
+    return ApiAnswer(await platform_of(request).database.write(_add, new=new), masked=False)
 
 
 def _add(connection: Connection, new: NewDevice) -> dict[str, Any]:
@@ -67,20 +56,18 @@ def _add(connection: Connection, new: NewDevice) -> dict[str, Any]:
     return {"id": id_, "token": new_device_token(connection, id_), "scopes": new.scopes}
 
 
-async def pair(request: Request) -> Response:
+async def pair(request: Request) -> dict[str, Any]:
     """Pair a device that waits for it."""
-    check_confirmed(request)
-    await parse_body(request, EmptyBody)
     id_ = request.path_params["id"]
     await _decide(request, pair_device)
-    return json_response(request, {"id": id_})
+    return {"id": id_}
 
 
-async def remove(request: Request) -> Response:
+async def remove(request: Request) -> dict[str, Any]:
     """Forget a device and its token, at once."""
     id_ = request.path_params["id"]
     await _decide(request, remove_device)
-    return json_response(request, {"id": id_})
+    return {"id": id_}
 
 
 async def _decide(request: Request, verb: Callable[..., Any]) -> None:

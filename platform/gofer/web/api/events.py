@@ -19,7 +19,7 @@ from gofer.jobs.event_stream import EventFilter as Watched
 from gofer.jobs.event_stream import cursor_of
 from gofer.store.events import Cursor
 from gofer.store.tables import FINAL, JobState, conversations, events, jobs
-from gofer.web.api.http import Number, RequestModel, parse_query, platform_of
+from gofer.web.api.http import Number, RequestModel, platform_of
 from gofer.web.auth import (
     Visitor,
     is_readable,
@@ -50,13 +50,13 @@ class EventStreamFilter(RequestModel):
     )
 
 
-async def follow(request: Request) -> Response:
+async def follow(request: Request, wanted: EventStreamFilter) -> Response:
     """Follow events as they happen (server-sent events).
 
     Each has an id to resume from (send it as Last-Event-ID, as browsers do by themselves) and an event as JSON.
     The stream of a job ends with an event called `end` that has the job's state.
     """
-    platform, wanted = platform_of(request), parse_query(request, EventStreamFilter)
+    platform = platform_of(request)
     cursor = _place(request.headers.get("last-event-id") or wanted.after)
     where = await platform.database.read(_check, wanted=wanted)
     watched = Watched(wanted.job, wanted.conversation or None)

@@ -8,13 +8,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.errors import Malformed
 from gofer.goals.records import refuse_if_full
 from gofer.goals.requests import agents_elsewhere, runs_elsewhere
 from gofer.sanitize import clean
-from gofer.web.api.http import EmptyBody, RequestModel, json_response, parse_body, parse_query, platform_of
+from gofer.web.api.http import ApiAnswer, RequestModel, platform_of
 from gofer.web.api.messages import say_in_room
 from gofer.web.auth import actor, record_reading, visitor_of
 from gofer.web.queries import goals
@@ -58,9 +57,9 @@ class GoalWords(RequestModel):
     text: str = Field(min_length=1, max_length=4000, pattern=r"\S")
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request, query: GoalFilter) -> dict[str, Any]:
     """List goals."""
-    platform, query = platform_of(request), parse_query(request, GoalFilter)
+    platform = platform_of(request)
     found = await platform.database.read(
         goals.list_goals,
         vault=platform.vault,
@@ -72,15 +71,14 @@ async def index(request: Request) -> Response:
     )
     await record_reading(request, None, "goals")
     more = found[-1]["id"] if len(found) == query.limit else None
-    return json_response(request, {"goals": platform.redactor.redact_value(found), "next": more})
+    return {"goals": found, "next": more}
 
 
-async def show(request: Request) -> Response:
+async def show(request: Request) -> dict[str, Any]:
     """Show a goal with its tasks."""
-    platform = platform_of(request)
     found = await _shown(request, request.path_params["id"])
     await record_reading(request, found["conversation_id"], found["id"])
-    return json_response(request, platform.redactor.redact_value(found))
+    return found
 
 
 async def _shown(request: Request, goal_id: str) -> dict[str, Any]:
@@ -90,9 +88,9 @@ async def _shown(request: Request, goal_id: str) -> dict[str, Any]:
     )
 
 
-async def add(request: Request) -> Response:
+async def add(request: Request, given: GoalWish) -> ApiAnswer:
     """Make a goal. It is asked for in the web chat, in the name of the member who asks."""
-    platform, given = platform_of(request), await parse_body(request, GoalWish)
+    platform = platform_of(request)
     if not clean(given.text).strip():
         raise Malformed("Say what is wanted: there is no word in it that can be read.")
     # Before anything is kept of it: a flood of wishes must not leave a flood of conversations.
@@ -120,36 +118,34 @@ async def add(request: Request) -> Response:
     )
     wake(platform)
     found = await _shown(request, goal_id)
-    return json_response(request, platform.redactor.redact_value(found), 201, location=f"/goals/{goal_id}")
+    return ApiAnswer(found, location=f"/goals/{goal_id}")
 
 
-async def pause(request: Request) -> Response:
+async def pause(request: Request) -> ApiAnswer:
     """Pause a goal: no further task begins. Tasks that run go on to their end."""
     return await _steer(request, "pause")
 
 
-async def resume(request: Request) -> Response:
+async def resume(request: Request) -> ApiAnswer:
     """Go on with a goal that was paused."""
     return await _steer(request, "resume")
 
 
-async def cancel(request: Request) -> Response:
+async def cancel(request: Request) -> ApiAnswer:
     """Cancel a goal. Its running tasks are stopped at once."""
     return await _steer(request, "cancel")
 
 
-async def _steer(request: Request, verb: str) -> Response:
-    await parse_body(request, EmptyBody)
+async def _steer(request: Request, verb: str) -> ApiAnswer:
     goal_id = request.path_params["id"]
     state = await goals.steer_goal(
         platform_of(request), verb, goal_id, by=actor(request), visitor=visitor_of(request)
     )
-    return json_response(request, {"id": goal_id, "state": state}, 202, location=f"/goals/{goal_id}")
+    return ApiAnswer({"id": goal_id, "state": state}, location=f"/goals/{goal_id}")
 
 
-async def tell(request: Request) -> Response:
+async def tell(request: Request, given: GoalWords) -> ApiAnswer:
     """Say something about a goal."""
-    given = await parse_body(request, GoalWords)
     goal_id = request.path_params["id"]
     await _shown(request, goal_id)
     visitor = visitor_of(request)
@@ -161,4 +157,4 @@ async def tell(request: Request) -> Response:
         name=visitor.name,
         trust=answering_trust(request),
     )
-    return json_response(request, {"id": goal_id, "state": became}, 202, location=f"/goals/{goal_id}")
+    return ApiAnswer({"id": goal_id, "state": became}, location=f"/goals/{goal_id}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -105,19 +106,25 @@ def path_number(request: Request, name: str = "id") -> int:
     return number
 
 
-def json_response(
-    request: Request, value: Any, status: int = 200, *, location: str = "", etag: str = ""
-) -> Response:
-    """JSON with every known secret masked."""
-    headers = {"location": f"/api/v1{location}"} if location else {}
-    if etag:
-        headers["etag"] = etag
-    return JSONResponse(platform_of(request).redactor.redact_value(value), status, headers)
+@dataclass(frozen=True, slots=True)
+class ApiAnswer:
+    """An answer that also says where the thing is, or which version of it this is."""
+
+    value: dict[str, Any]
+    location: str = ""
+    etag: str = ""
+    masked: bool = True
+    """Off where the answer is a secret of the caller who has just made it."""
 
 
-def secret_response(value: Any, status: int = 200) -> Response:
-    """JSON that holds a secret, unmasked for the caller who made it."""
-    return JSONResponse(value, status)
+def json_response(request: Request, told: dict[str, Any] | ApiAnswer, status: int) -> Response:
+    """JSON, with every known secret masked unless the answer says otherwise."""
+    answer = told if isinstance(told, ApiAnswer) else ApiAnswer(told)
+    headers = {"location": f"/api/v1{answer.location}"} if answer.location else {}
+    if answer.etag:
+        headers["etag"] = answer.etag
+    redact = platform_of(request).redactor.redact_value
+    return JSONResponse(redact(answer.value) if answer.masked else answer.value, status, headers)
 
 
 def etag_of(*parts: Any) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import Field
 from sqlalchemy import Connection, func, select
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer import __version__
 from gofer.app import Platform
@@ -27,10 +26,10 @@ from gofer.store.backup import copy_database, copy_files, key_beside
 from gofer.store.sqlite import SqliteDatabase
 from gofer.store.tables import connections, conversations, master_keys
 from gofer.vault.keyring import KeyRing
-from gofer.web.api.http import EmptyBody, RequestModel, json_response, parse_body, platform_of
+from gofer.web.api.http import RequestModel, platform_of
 from gofer.web.auth import visitor_of
-from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.queries.instance import list_processes
+from gofer.web.queries.service_levels import ServiceLevels
 
 
 class BackupRequest(RequestModel):
@@ -45,13 +44,13 @@ class BackupRequest(RequestModel):
     with_shells: bool = Field(default=False, description="Also the files of the shells' workspaces.")
 
 
-async def status(request: Request) -> Response:
+async def status(request: Request) -> dict[str, Any]:
     """Show how the instance is doing."""
     platform = platform_of(request)
     figures = await platform.database.read(_figures)
     failure = await asyncio.to_thread(last_failure, open_home(platform.settings))
     told = {"build": platform.settings.build, "taken_back": failure}
-    return json_response(request, {**_process(platform), **figures, **told})
+    return {**_process(platform), **figures, **told}
 
 
 def _process(platform: Platform) -> dict[str, Any]:
@@ -81,33 +80,33 @@ def _figures(connection: Connection) -> dict[str, Any]:
     }
 
 
-async def doctor(request: Request) -> Response:
+async def doctor(request: Request) -> dict[str, Any]:
     """Check the instance from inside. `gofer doctor` adds what can be seen from outside."""
     findings = await examine(platform_of(request))
-    return json_response(request, {"findings": [dataclasses.asdict(each) for each in findings]})
+    return {"findings": [dataclasses.asdict(each) for each in findings]}
 
 
-async def ask_model(request: Request) -> Response:
+async def ask_model(request: Request) -> dict[str, Any]:
     """Ask the model one word, which costs a fraction of a cent: whether its key works; and the user's own servers for
     their lists of models."""
-    await parse_body(request, EmptyBody)
     platform = platform_of(request)
     findings = [await doctor_of_models(platform), *await ask_providers(platform)]
-    return json_response(request, {"findings": [dataclasses.asdict(each) for each in findings]})
+    return {"findings": [dataclasses.asdict(each) for each in findings]}
 
 
-async def levels(request: Request) -> Response:
+async def levels(request: Request) -> dict[str, Any]:
     """Show service levels: waiting times, queue, failures, recall and the cost of heartbeats."""
-    return json_response(request, await request.app.state.levels.read())
+    levels: ServiceLevels = request.app.state.levels
+    return await levels.read()
 
 
-async def refusals(request: Request) -> Response:
+async def refusals(request: Request) -> dict[str, Any]:
     """List the last refused requests, newest first."""
     recent = reversed(platform_of(request).refusals.recent)
-    return json_response(request, {"refusals": [dataclasses.asdict(each) for each in recent]})
+    return {"refusals": [dataclasses.asdict(each) for each in recent]}
 
 
-async def integrations(request: Request) -> Response:
+async def integrations(request: Request) -> dict[str, Any]:
     """List the installed integrations, and those that could not be loaded."""
     registry = platform_of(request).registry
     found = [
@@ -119,35 +118,29 @@ async def integrations(request: Request) -> Response:
         }
         for name, each in sorted(registry.integrations.items())
     ]
-    return json_response(request, {"integrations": found, "broken": registry.broken})
+    return {"integrations": found, "broken": registry.broken}
 
 
-async def key(request: Request) -> Response:
+async def key(request: Request) -> dict[str, Any]:
     """List the master keys by fingerprint."""
     platform = platform_of(request)
     active = await platform.database.read(
         lambda connection: connection.execute(select(master_keys.c.id).where(master_keys.c.active)).scalar()
     )
     ring = platform.vault.ring
-    return json_response(
-        request,
-        {"in_use": active, "ring": list(ring.ids), "file": str(ring.path) if ring.path else None},
-    )
+    return {"in_use": active, "ring": list(ring.ids), "file": str(ring.path) if ring.path else None}
 
 
-async def rotate_key(request: Request) -> Response:
+async def rotate_key(request: Request) -> dict[str, Any]:
     """Wrap everything with a new master key, while serving."""
-    check_confirmed(request)
     platform = platform_of(request)
-    await parse_body(request, EmptyBody)
     done = await rotate_master_key(platform.database, platform.vault)
-    return json_response(request, dataclasses.asdict(done))
+    return dataclasses.asdict(done)
 
 
-async def backup(request: Request) -> Response:
+async def backup(request: Request, body: BackupRequest) -> dict[str, Any]:
     """Copy the database to a file, and the files of agents beside it, while serving."""
     platform = platform_of(request)
-    body = await parse_body(request, BackupRequest)
     database = platform.database
     if not isinstance(database, SqliteDatabase):
         raise Conflict(
@@ -169,15 +162,12 @@ async def backup(request: Request) -> Response:
         copy_files, platform.settings.data_dir, target, with_shells=body.with_shells
     )
     key_file = key_beside(target) if body.with_key else None
-    return json_response(
-        request,
-        {
-            "path": str(target),
-            "bytes": size,
-            "key_file": str(key_file) if key_file else None,
-            "files": str(files) if files else None,
-        },
-    )
+    return {
+        "path": str(target),
+        "bytes": size,
+        "key_file": str(key_file) if key_file else None,
+        "files": str(files) if files else None,
+    }
 
 
 def _copy(

@@ -8,24 +8,12 @@ from typing import Any
 from pydantic import Field
 from sqlalchemy import Connection
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.app import Platform
 from gofer.errors import Malformed
 from gofer.jobs.control import find_job
 from gofer.store.tables import JobState
-from gofer.web.api.http import (
-    EmptyBody,
-    Number,
-    Paged,
-    RequestModel,
-    json_response,
-    next_cursor,
-    parse_body,
-    parse_query,
-    path_number,
-    platform_of,
-)
+from gofer.web.api.http import ApiAnswer, Number, Paged, RequestModel, next_cursor, path_number, platform_of
 from gofer.web.auth import actor, note, record_reading, visitor_of
 from gofer.web.queries.jobs import (
     attempts_of,
@@ -66,9 +54,8 @@ class JobIds(RequestModel):
     ids: list[Number] = Field(min_length=1, max_length=500)
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request, query: JobFilter) -> dict[str, Any]:
     """List jobs."""
-    query = parse_query(request, JobFilter)
     found = await platform_of(request).database.read(
         list_jobs,
         states=_states(query.state) if query.state else [],
@@ -79,7 +66,7 @@ async def index(request: Request) -> Response:
         before=query.before,
         limit=query.limit,
     )
-    return json_response(request, {"jobs": found, "next": next_cursor(found, query.limit)})
+    return {"jobs": found, "next": next_cursor(found, query.limit)}
 
 
 def _states(given: str) -> list[JobState]:
@@ -90,15 +77,15 @@ def _states(given: str) -> list[JobState]:
     return [JobState(name) for name in names]
 
 
-async def show(request: Request) -> Response:
+async def show(request: Request, query: JobDetail) -> dict[str, Any]:
     """Show a job with its attempts, events and replies."""
-    platform, query = platform_of(request), parse_query(request, JobDetail)
+    platform = platform_of(request)
     agent = visitor_of(request).agent
     show_job = partial(_show, job_id=path_number(request), platform=platform, words=query.words, agent=agent)
     found = await platform.database.read(show_job)
     if query.words:
         await record_reading(request, found["job"]["conversation_id"], f"job {found['job']['id']}")
-    return json_response(request, found)
+    return found
 
 
 def _show(connection: Connection, job_id: int, platform: Platform, words: bool, agent: str) -> dict[str, Any]:
@@ -113,42 +100,37 @@ def _show(connection: Connection, job_id: int, platform: Platform, words: bool, 
     }
 
 
-async def cancel_one(request: Request) -> Response:
+async def cancel_one(request: Request) -> ApiAnswer:
     """Ask a job to stop."""
     return await _steer(request, "cancel")
 
 
-async def redrive_one(request: Request) -> Response:
+async def redrive_one(request: Request) -> ApiAnswer:
     """Run a dead or cancelled job again."""
     return await _steer(request, "redrive")
 
 
-async def _steer(request: Request, verb: str) -> Response:
+async def _steer(request: Request, verb: str) -> ApiAnswer:
     job_id = path_number(request)
-    await parse_body(request, EmptyBody)
     await platform_of(request).database.read(check_job, job_id=job_id, agent=visitor_of(request).agent)
     state = await steer_job(platform_of(request), verb, job_id, by=actor(request))
-    return json_response(request, {"id": job_id, "state": state}, 202, location=f"/jobs/{job_id}")
+    return ApiAnswer({"id": job_id, "state": state}, location=f"/jobs/{job_id}")
 
 
-async def cancel_many(request: Request) -> Response:
+async def cancel_many(request: Request, chosen: JobIds) -> dict[str, Any]:
     """Ask several jobs to stop. The answer says of each whether it could."""
-    return await _steer_many(request, "cancel")
+    return await _steer_many(request, chosen, "cancel")
 
 
-async def redrive_many(request: Request) -> Response:
+async def redrive_many(request: Request, chosen: JobIds) -> dict[str, Any]:
     """Run several dead or cancelled jobs again. The answer says of each whether it could."""
-    return await _steer_many(request, "redrive")
+    return await _steer_many(request, chosen, "redrive")
 
 
-async def _steer_many(request: Request, verb: str) -> Response:
-    chosen = await parse_body(request, JobIds)
+async def _steer_many(request: Request, chosen: JobIds, verb: str) -> dict[str, Any]:
     done, refused = await steer_jobs(platform_of(request), verb, chosen.ids, by=actor(request))
     note(request, ids=[*done][:50])
-    return json_response(
-        request,
-        {
-            "done": [{"id": job_id, "state": state} for job_id, state in done.items()],
-            "refused": {str(job_id): why for job_id, why in refused.items()},
-        },
-    )
+    return {
+        "done": [{"id": job_id, "state": state} for job_id, state in done.items()],
+        "refused": {str(job_id): why for job_id, why in refused.items()},
+    }

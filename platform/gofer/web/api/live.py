@@ -14,7 +14,7 @@ from starlette.responses import Response
 from gofer.app import Platform
 from gofer.errors import Malformed
 from gofer.store.events import Cursor
-from gofer.web.api.http import RequestModel, parse_query, platform_of
+from gofer.web.api.http import RequestModel, platform_of
 from gofer.web.auth import record_reading, visitor_of, watch_over
 from gofer.web.chat.follow import follow, read_now
 from gofer.web.chat.timeline import Timeline
@@ -36,13 +36,13 @@ class LiveFilter(RequestModel):
     )
 
 
-async def follow_one(request: Request) -> Response:
+async def follow_one(request: Request, wanted: LiveFilter) -> Response:
     """Follow a conversation as it goes (server-sent events).
 
     `text` and `output` carry words as they are said and printed; `item` is something that stands in the conversation
     from now on, and `state` what the agent is at. Frames that can be resumed from have an id.
     """
-    platform, wanted = platform_of(request), parse_query(request, LiveFilter)
+    platform = platform_of(request)
     conversation_id = request.path_params["id"]
     visitor = visitor_of(request)
     await platform.database.read(find_conversation, conversation_id=conversation_id, visitor=visitor)

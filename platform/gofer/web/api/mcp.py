@@ -6,14 +6,12 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.errors import ConfigError
 from gofer.mcp.settings import McpServerSettings
 from gofer.validation import first_error
-from gofer.web.api.http import EmptyBody, RequestModel, json_response, parse_body, parse_query, platform_of
+from gofer.web.api.http import RequestModel, platform_of
 from gofer.web.auth import note
-from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.queries.agents import changing_agents
 from gofer.web.queries.mcp import find_server, list_servers, put_server, test_server
 
@@ -30,15 +28,13 @@ class ServerSource(RequestModel):
     settings: dict[str, Any] = Field(description="As in `[mcp.NAME]` of the agent's file.")
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request, query: ServerFilter) -> dict[str, Any]:
     """List the MCP servers that agents' files name."""
-    query = parse_query(request, ServerFilter)
-    return json_response(request, {"servers": await list_servers(platform_of(request), query.agent)})
+    return {"servers": await list_servers(platform_of(request), query.agent)}
 
 
-async def put(request: Request) -> Response:
+async def put(request: Request, source: ServerSource) -> dict[str, Any]:
     """Write a server into its agent's file."""
-    source = await parse_body(request, ServerSource)
     agent, name = _which(request)
     try:
         settings = McpServerSettings.model_validate(source.settings)
@@ -46,32 +42,29 @@ async def put(request: Request) -> Response:
         raise ConfigError(f"{first_error(error)}.") from None
     async with changing_agents(request):
         await put_server(platform_of(request), agent, name, settings)
-    return json_response(request, {"agent": agent, "name": name})
+    return {"agent": agent, "name": name}
 
 
-async def remove(request: Request) -> Response:
+async def remove(request: Request) -> dict[str, Any]:
     """Remove a server from its agent's file."""
     agent, name = _which(request)
     async with changing_agents(request):
         await put_server(platform_of(request), agent, name, None)
-    return json_response(request, {"agent": agent, "name": name})
+    return {"agent": agent, "name": name}
 
 
-async def test(request: Request) -> Response:
+async def test(request: Request) -> dict[str, Any]:
     """Connect to a server now and list its tools."""
-    await parse_body(request, EmptyBody)
     answer = await test_server(platform_of(request), *_which(request))
     note(request, ok=answer["ok"], tools=len(answer["tools"]))
-    return json_response(request, answer)
+    return answer
 
 
-async def authorise(request: Request) -> Response:
+async def authorise(request: Request) -> dict[str, Any]:
     """Begin an authorisation: the link that an owner follows once."""
-    check_confirmed(request)
-    await parse_body(request, EmptyBody)
     platform, (agent, name) = platform_of(request), _which(request)
     url = await platform.authoriser.begin(name, await find_server(platform, agent, name))
-    return json_response(request, {"agent": agent, "name": name, "url": url})
+    return {"agent": agent, "name": name, "url": url}
 
 
 def _which(request: Request) -> tuple[str, str]:

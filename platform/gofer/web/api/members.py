@@ -7,18 +7,10 @@ from typing import Annotated, Any
 from pydantic import Field
 from sqlalchemy import Connection
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.errors import Forbidden
 from gofer.vault.redaction import Secret
-from gofer.web.api.http import (
-    EmptyBody,
-    RequestModel,
-    json_response,
-    parse_body,
-    platform_of,
-    secret_response,
-)
+from gofer.web.api.http import ApiAnswer, RequestModel, platform_of
 from gofer.web.auth import Role, Visitor, caller_of, note, visitor_of
 from gofer.web.auth.confirmation import check_confirmed, check_password, confirm
 from gofer.web.auth.members import (
@@ -66,12 +58,12 @@ class NewPassword(RequestModel):
     keep_tokens: bool = Field(default=False, description=KEEP_TOKENS)
 
 
-async def me(request: Request) -> Response:
+async def me(request: Request) -> dict[str, Any]:
     """Show who is asking, and what they may do."""
     visitor = visitor_of(request)
     shown = {"member_id": visitor.member_id, "name": visitor.name, "role": visitor.role, "via": visitor.via}
     scopes = dict(visitor.scopes) if visitor.scopes is not None else None
-    return json_response(request, {**shown, "scopes": scopes, "agent": visitor.agent})
+    return {**shown, "scopes": scopes, "agent": visitor.agent}
 
 
 class Confirmed(RequestModel):
@@ -80,15 +72,14 @@ class Confirmed(RequestModel):
     password: Secret
 
 
-async def confirm_me(request: Request) -> Response:
+async def confirm_me(request: Request, given: Confirmed) -> dict[str, Any]:
     """Confirm your password before you make tokens, keys, members or secrets."""
     visitor = _signed_in(request)
-    given = await parse_body(request, Confirmed)
     await confirm(platform_of(request), request, given.password.reveal())
-    return json_response(request, {"id": visitor.member_id, "name": visitor.name})
+    return {"id": visitor.member_id, "name": visitor.name}
 
 
-async def sessions(request: Request) -> Response:
+async def sessions(request: Request) -> dict[str, Any]:
     """List your own sessions."""
     visitor = visitor_of(request)
     if visitor.scopes is not None:
@@ -98,23 +89,23 @@ async def sessions(request: Request) -> Response:
     )
     for each in found:
         del each["member"]
-    return json_response(request, {"sessions": found})
+    return {"sessions": found}
 
 
-async def end_session(request: Request) -> Response:
+async def end_session(request: Request) -> dict[str, Any]:
     """End one of your own sessions."""
     visitor, session_id = _signed_in(request), request.path_params["id"]
     await platform_of(request).database.write(
         end_sessions, member_id=visitor.member_id, session_id=session_id
     )
-    return json_response(request, {"id": session_id})
+    return {"id": session_id}
 
 
-async def end_other_sessions(request: Request) -> Response:
+async def end_other_sessions(request: Request) -> dict[str, Any]:
     """End all of your own sessions but the one that asks."""
     visitor, here = _signed_in(request), caller_of(request).session
     ended = await platform_of(request).database.write(end_sessions, member_id=visitor.member_id, keep=here)
-    return json_response(request, {"ended": ended})
+    return {"ended": ended}
 
 
 def _signed_in(request: Request) -> Visitor:
@@ -125,11 +116,11 @@ def _signed_in(request: Request) -> Visitor:
     return visitor
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request) -> dict[str, Any]:
     """List members."""
     await _settled(request)
     found = await platform_of(request).database.read(described_members)
-    return json_response(request, {"members": found})
+    return {"members": found}
 
 
 async def _settled(request: Request) -> None:
@@ -138,27 +129,25 @@ async def _settled(request: Request) -> None:
         await platform_of(request).database.write(first_owner)
 
 
-async def add(request: Request) -> Response:
+async def add(request: Request, new: NewMember) -> ApiAnswer:
     """Add a member."""
-    check_confirmed(request)
-    platform, new = platform_of(request), await parse_body(request, NewMember)
+    platform = platform_of(request)
     note(request, name=new.name, role=new.role)
     hashed = await _hashed(new.password)
     member_id = await platform.database.write(add_member, name=new.name, role=new.role, password=hashed or "")
     row = await platform.database.read(find_member, named=member_id)
-    return json_response(request, describe_member(row), 201, location=f"/members/{member_id}")
+    return ApiAnswer(describe_member(row), location=f"/members/{member_id}")
 
 
-async def show(request: Request) -> Response:
+async def show(request: Request) -> dict[str, Any]:
     """Show a member."""
     row = await platform_of(request).database.read(find_member, named=request.path_params["id"])
-    return json_response(request, describe_member(row))
+    return describe_member(row)
 
 
-async def change(request: Request) -> Response:
+async def change(request: Request, body: MemberChange) -> dict[str, Any]:
     """Change a member's name, role or password."""
-    check_confirmed(request)
-    platform, body = platform_of(request), await parse_body(request, MemberChange)
+    platform = platform_of(request)
     await _settled(request)
     note(request, fields=sorted(body.model_fields_set), role=body.role)
     hashed = await _hashed(body.password)
@@ -170,7 +159,7 @@ async def change(request: Request) -> Response:
         password=hashed,
         keep_tokens=body.keep_tokens,
     )
-    return json_response(request, describe_member(row))
+    return describe_member(row)
 
 
 def _change(connection: Connection, /, named: str, **values: Any) -> Any:
@@ -183,20 +172,18 @@ async def _hashed(password: Secret | None) -> str | None:
     return await Passwords().hashed(password.reveal()) if password is not None else None
 
 
-async def remove(request: Request) -> Response:
+async def remove(request: Request) -> dict[str, Any]:
     """Remove a member, with their sessions and tokens."""
     gone = await platform_of(request).database.write(remove_member, named=request.path_params["id"])
-    return json_response(request, {"id": gone})
+    return {"id": gone}
 
 
-async def link(request: Request) -> Response:
+async def link(request: Request) -> ApiAnswer:
     """Make a one-time link that signs a member in."""
-    check_confirmed(request)
     platform = platform_of(request)
-    await parse_body(request, EmptyBody)
     member, value = await platform.database.write(make_link, member=request.path_params["id"])
     base = platform.settings.public_url.rstrip("/") or platform.url or _usual(platform.settings)
-    return secret_response({"member": member, "url": f"{base}/link/{value}", "expires_in": LINK_LIFE}, 201)
+    return ApiAnswer({"member": member, "url": f"{base}/link/{value}", "expires_in": LINK_LIFE}, masked=False)
 
 
 def _usual(settings: Any) -> str:
@@ -204,10 +191,9 @@ def _usual(settings: Any) -> str:
     return f"http://{settings.host}:{settings.port}"
 
 
-async def set_password(request: Request) -> Response:
+async def set_password(request: Request, given: NewPassword) -> dict[str, Any]:
     """Set your own password. Your other sessions and your tokens end."""
     platform, visitor, caller = platform_of(request), visitor_of(request), caller_of(request)
-    given = await parse_body(request, NewPassword)
     if visitor.via != "session":
         raise Forbidden("Only somebody who is signed in sets their own password.")
     row = await platform.database.read(find_member, named=visitor.member_id)
@@ -220,4 +206,4 @@ async def set_password(request: Request) -> Response:
     await platform.database.write(
         change_member, member_id=row.id, password=hashed, keep_session=keep, keep_tokens=given.keep_tokens
     )
-    return json_response(request, {"id": row.id, "name": row.name})
+    return {"id": row.id, "name": row.name}

@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.memory.notes import MAX_NOTE
 from gofer.memory.transfer import MAX_ENTRIES
-from gofer.web.api.http import EmptyBody, RequestModel, json_response, parse_body, parse_query, platform_of
+from gofer.web.api.http import ApiAnswer, RequestModel, platform_of
 from gofer.web.auth import record_order, record_reading, visitor_of
 from gofer.web.queries import memories
 
@@ -89,9 +88,9 @@ class ScopeName(RequestModel):
     scope: str = Field(default="", max_length=200, description=_SCOPE, json_schema_extra=_ANY_SCOPE)
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request, query: MemoryFilter) -> dict[str, Any]:
     """Search memories, or list what was noted."""
-    platform, query = platform_of(request), parse_query(request, MemoryFilter)
+    platform = platform_of(request)
     found = await memories.find(
         platform,
         visitor_of(request),
@@ -101,22 +100,22 @@ async def index(request: Request) -> Response:
         limit=query.limit,
     )
     await record_reading(request, None, "memories")
-    return json_response(request, found)
+    return found
 
 
-async def show(request: Request) -> Response:
+async def show(request: Request) -> dict[str, Any]:
     """Show a memory with its versions."""
     platform = platform_of(request)
     found = await platform.database.read(
         memories.show, vault=platform.vault, visitor=visitor_of(request), memory_id=request.path_params["id"]
     )
     await record_order(request, found["conversation_id"], found["id"])
-    return json_response(request, found)
+    return found
 
 
-async def add(request: Request) -> Response:
+async def add(request: Request, given: NewNote) -> ApiAnswer:
     """Remember something."""
-    platform, given = platform_of(request), await parse_body(request, NewNote)
+    platform = platform_of(request)
     made = await platform.database.write(
         memories.add,
         vault=platform.vault,
@@ -124,13 +123,13 @@ async def add(request: Request) -> Response:
         scope_id=given.scope,
         text=platform.redactor.redact(given.text),
     )
-    return json_response(request, made, 201, location=f"/memories/{made['id']}")
+    return ApiAnswer(made, location=f"/memories/{made['id']}")
 
 
-async def change(request: Request) -> Response:
+async def change(request: Request, given: MemoryChange) -> dict[str, Any]:
     """Change a memory. What is not given stays as it is."""
-    platform, given = platform_of(request), await parse_body(request, MemoryChange)
-    made = await platform.database.write(
+    platform = platform_of(request)
+    return await platform.database.write(
         memories.change,
         vault=platform.vault,
         visitor=visitor_of(request),
@@ -139,49 +138,44 @@ async def change(request: Request) -> Response:
         pinned=given.pinned,
         scope_id=given.scope,
     )
-    return json_response(request, made)
 
 
-async def forget(request: Request) -> Response:
+async def forget(request: Request) -> dict[str, Any]:
     """Forget a memory. It can be restored."""
-    await parse_body(request, EmptyBody)
     platform = platform_of(request)
-    gone = await platform.database.write(
+    return await platform.database.write(
         memories.forget,
         vault=platform.vault,
         visitor=visitor_of(request),
         memory_id=request.path_params["id"],
     )
-    return json_response(request, gone)
 
 
-async def restore(request: Request) -> Response:
+async def restore(request: Request) -> dict[str, Any]:
     """Restore a memory that was forgotten."""
-    await parse_body(request, EmptyBody)
     platform = platform_of(request)
-    found = await platform.database.write(
+    return await platform.database.write(
         memories.restore,
         vault=platform.vault,
         visitor=visitor_of(request),
         memory_id=request.path_params["id"],
     )
-    return json_response(request, found)
 
 
-async def export(request: Request) -> Response:
+async def export(request: Request, query: ScopeName) -> dict[str, Any]:
     """Export everything that was noted, oldest first."""
-    platform, query = platform_of(request), parse_query(request, ScopeName)
+    platform = platform_of(request)
     found = await platform.database.read(
         memories.export, vault=platform.vault, visitor=visitor_of(request), scope_id=query.scope
     )
     await record_reading(request, None, "memories")
-    return json_response(request, {"memories": found})
+    return {"memories": found}
 
 
-async def take_in(request: Request) -> Response:
+async def take_in(request: Request, given: MemoryImport) -> dict[str, Any]:
     """Import a file. A file with something wrong in it changes nothing."""
-    platform, given = platform_of(request), await parse_body(request, MemoryImport)
-    done = await memories.take_in(
+    platform = platform_of(request)
+    return await memories.take_in(
         platform,
         visitor_of(request),
         scope_id=given.scope,
@@ -189,11 +183,8 @@ async def take_in(request: Request) -> Response:
         text=platform.redactor.redact(given.text),
         publish=given.publish,
     )
-    return json_response(request, done)
 
 
-async def reindex(request: Request) -> Response:
+async def reindex(request: Request, given: ScopeName) -> dict[str, Any]:
     """Make an index anew, under a new key."""
-    given = await parse_body(request, ScopeName)
-    begun = await memories.begin_reindex(platform_of(request), visitor_of(request), given.scope)
-    return json_response(request, begun, 202)
+    return await memories.begin_reindex(platform_of(request), visitor_of(request), given.scope)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from pydantic import Field
 from sqlalchemy import Connection, select
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.app import Platform
 from gofer.errors import Conflict, Malformed, NotFound
@@ -19,7 +18,7 @@ from gofer.runtimes.requests import say_for_hop
 from gofer.runtimes.safeguards import check_posts
 from gofer.store.ids import new_id
 from gofer.store.tables import connections, jobs
-from gofer.web.api.http import MAX_ID, WHOLE, WORKSPACE, RequestModel, json_response, parse_body, platform_of
+from gofer.web.api.http import MAX_ID, WHOLE, WORKSPACE, ApiAnswer, RequestModel, platform_of
 from gofer.web.api.idempotency import HEADER
 from gofer.web.api.participants import hop_of
 from gofer.web.auth import Visitor, visitor_of
@@ -68,9 +67,9 @@ class NewQuestion(NewMessage):
     )
 
 
-async def begin(request: Request) -> Response:
+async def begin(request: Request, given: FirstMessage) -> ApiAnswer:
     """Say something in a new conversation of one's own."""
-    platform, given = platform_of(request), await parse_body(request, FirstMessage)
+    platform = platform_of(request)
     visitor = await _speaker(platform, visitor_of(request))
     agent = await _chosen_agent(request, given.agent)
     room_id = await _new_room(platform, visitor)
@@ -113,9 +112,9 @@ def _no_agent(name: str) -> NotFound:
     return NotFound(f"There is no agent called {name[:40]!r}. `gofer agents list` shows those there are.")
 
 
-async def say(request: Request) -> Response:
+async def say(request: Request, given: AnswerMessage) -> ApiAnswer:
     """Say something in a conversation one has in the web chat; a token of an agent, in any of the agent's."""
-    platform, given = platform_of(request), await parse_body(request, AnswerMessage)
+    platform = platform_of(request)
     hop = hop_of(given.trigger, given.hop)
     if visitor_of(request).agent and hop is not None:
         return await _answer_hop(request, request.path_params["id"], given.text, hop)
@@ -127,15 +126,14 @@ async def say(request: Request) -> Response:
     return await _say(request, visitor, request.path_params["id"], given.text)
 
 
-async def ask(request: Request) -> Response:
+async def ask(request: Request, given: NewQuestion) -> ApiAnswer:
     """Ask the people of a conversation something. The job ends when one of them has answered."""
-    given = await parse_body(request, NewQuestion)
     life = float(given.expires_after) if given.expires_after is not None else None
     asked = Post(given.text, asks=True, choices=tuple(given.choices), expires_after=life)
     return await post(request, request.path_params["id"], asked)
 
 
-async def _answer_hop(request: Request, conversation_id: str, text: str, hop: tuple[int, int]) -> Response:
+async def _answer_hop(request: Request, conversation_id: str, text: str, hop: tuple[int, int]) -> ApiAnswer:
     """An external agent's answer: sent once, and kept but never sent when it comes too late."""
     platform, agent = platform_of(request), visitor_of(request).agent
 
@@ -149,10 +147,10 @@ async def _answer_hop(request: Request, conversation_id: str, text: str, hop: tu
     told = await platform.database.write(say)
     platform.signals.wake(JOBS)
     said = {"conversation_id": conversation_id, "seq": None, **told}
-    return json_response(request, said, 202, location=f"/jobs/{told['job_id']}")
+    return ApiAnswer(said, location=f"/jobs/{told['job_id']}")
 
 
-async def post(request: Request, conversation_id: str, post: Post) -> Response:
+async def post(request: Request, conversation_id: str, post: Post) -> ApiAnswer:
     """Make the job that says or asks something, in an agent's name if the token is bound to one."""
     platform, agent = platform_of(request), visitor_of(request).agent
     external = bool(agent) and (await agent_spec(platform, agent)).runtime is not None
@@ -167,7 +165,7 @@ async def post(request: Request, conversation_id: str, post: Post) -> Response:
     )
     platform.signals.wake(JOBS)
     said = {"conversation_id": conversation_id, "seq": None, "job_id": job_id, "result": "accepted"}
-    return json_response(request, said, 202, location=f"/jobs/{job_id}")
+    return ApiAnswer(said, location=f"/jobs/{job_id}")
 
 
 def _post(
@@ -205,7 +203,7 @@ async def _speaker(platform: Platform, visitor: Visitor) -> Visitor:
     return Visitor(owner.id, owner.name, "owner", "socket")
 
 
-async def _say(request: Request, visitor: Visitor, room_id: str, text: str, agent: str = "") -> Response:
+async def _say(request: Request, visitor: Visitor, room_id: str, text: str, agent: str = "") -> ApiAnswer:
     platform = platform_of(request)
     room = await platform.database.read(_room, conversation_id=room_id, member_id=visitor.member_id)
     taken = await take(platform, visitor, room, ChatPost(id=_mark(request), text=text, agent=agent))
@@ -214,7 +212,7 @@ async def _say(request: Request, visitor: Visitor, room_id: str, text: str, agen
     job_id = await platform.database.read(_job, conversation_id=where)
     said = {"conversation_id": where, "seq": taken.seq, "job_id": job_id, "result": taken.result}
     location = f"/jobs/{job_id}" if job_id is not None else f"/conversations/{where}"
-    return json_response(request, said, 202, location=location)
+    return ApiAnswer(said, location=location)
 
 
 def _room(connection: Connection, conversation_id: str, member_id: str) -> Room:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.errors import Forbidden, Malformed
 from gofer.jobs.control import set_closed
 from gofer.jobs.notifications import JOBS
 from gofer.runtimes import requests
 from gofer.runtimes.requests import TriggerWish
-from gofer.web.api.http import MAX_ID, WHOLE, RequestModel, json_response, parse_body, platform_of
+from gofer.web.api.http import MAX_ID, WHOLE, ApiAnswer, RequestModel, platform_of
 from gofer.web.auth import actor, note, visitor_of
 from gofer.web.queries import runtimes
 from gofer.web.queries.conversations import find_conversation
@@ -53,14 +52,14 @@ class Closing(RequestModel):
     closed: bool = True
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request) -> dict[str, Any]:
     """The agents of a conversation, and how far each has read."""
     platform = platform_of(request)
     conversation_id, visitor = request.path_params["id"], visitor_of(request)
     found = await platform.database.read(
         runtimes.list_participants, conversation_id=conversation_id, visitor=visitor
     )
-    return json_response(request, {"participants": await runtimes.with_kinds(platform, found)})
+    return {"participants": await runtimes.with_kinds(platform, found)}
 
 
 def hop_of(trigger: int | None, hop: int | None) -> tuple[int, int] | None:
@@ -70,9 +69,9 @@ def hop_of(trigger: int | None, hop: int | None) -> tuple[int, int] | None:
     return (trigger, hop) if trigger is not None and hop is not None else None
 
 
-async def acknowledge(request: Request) -> Response:
+async def acknowledge(request: Request, given: Acknowledgement) -> dict[str, Any]:
     """Say that the agent whose token this is has read something."""
-    platform, given = platform_of(request), await parse_body(request, Acknowledgement)
+    platform = platform_of(request)
     conversation_id, agent = request.path_params["id"], visitor_of(request).agent
     if not agent:
         raise Forbidden("Only an agent acknowledges what it has read: use a token that is bound to it.")
@@ -90,12 +89,12 @@ async def acknowledge(request: Request) -> Response:
         answer_within=spec.external.answer_within,
     )
     platform.signals.wake(JOBS)
-    return json_response(request, told)
+    return told
 
 
-async def trigger(request: Request) -> Response:
+async def trigger(request: Request, given: TriggerBody) -> ApiAnswer:
     """Wake an external agent that takes part in a conversation."""
-    platform, given = platform_of(request), await parse_body(request, TriggerBody)
+    platform = platform_of(request)
     visitor, conversation_id = visitor_of(request), request.path_params["id"]
     note(request, agent=given.agent, force=given.force, reason=given.reason)
     if given.force and (visitor.role != "owner" or visitor.agent):
@@ -107,26 +106,26 @@ async def trigger(request: Request) -> Response:
     told = await runtimes.trigger(platform, conversation_id, given.agent, wish)
     platform.signals.wake(JOBS)
     location = f"/jobs/{told['job']}" if told["job"] is not None else ""
-    return json_response(request, told, 202, location=location)
+    return ApiAnswer(told, location=location)
 
 
-async def unblock(request: Request) -> Response:
+async def unblock(request: Request, given: ParticipantName) -> dict[str, Any]:
     """Let a blocked agent be woken again in a conversation."""
-    platform, given = platform_of(request), await parse_body(request, ParticipantName)
+    platform = platform_of(request)
     note(request, agent=given.agent)
     conversation_id = request.path_params["id"]
     await platform.database.write(
         requests.unblock, conversation_id=conversation_id, agent=given.agent, by=actor(request)
     )
-    return json_response(request, {"id": conversation_id})
+    return {"id": conversation_id}
 
 
-async def close(request: Request) -> Response:
+async def close(request: Request, given: Closing) -> dict[str, Any]:
     """Close a conversation, or open it again: in a closed one no external agent is woken."""
-    platform, given = platform_of(request), await parse_body(request, Closing)
+    platform = platform_of(request)
     conversation_id = request.path_params["id"]
     if await platform.database.write(
         set_closed, conversation_id=conversation_id, closed=given.closed, by=actor(request)
     ):
         platform.signals.wake(JOBS)
-    return json_response(request, {"id": conversation_id})
+    return {"id": conversation_id}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.jobs.control import answer
-from gofer.web.api.http import Number, RequestModel, json_response, parse_body, parse_query, platform_of
+from gofer.web.api.http import ApiAnswer, Number, RequestModel, platform_of
 from gofer.web.auth import actor, visitor_of
 from gofer.web.queries.jobs import wake
 from gofer.web.queries.questions import answering_trust, check_question, list_questions
@@ -26,10 +27,9 @@ class AnswerBody(RequestModel):
     text: str = Field(min_length=1, max_length=100_000)
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request, query: QuestionFilter) -> dict[str, Any]:
     """List questions, oldest first."""
     platform = platform_of(request)
-    query = parse_query(request, QuestionFilter)
     found = await platform.database.read(
         list_questions,
         vault=platform.vault,
@@ -38,13 +38,12 @@ async def index(request: Request) -> Response:
         visitor=visitor_of(request),
         limit=200,
     )
-    return json_response(request, {"questions": found})
+    return {"questions": found}
 
 
-async def answer_one(request: Request) -> Response:
+async def answer_one(request: Request, given: AnswerBody) -> ApiAnswer:
     """Answer a question."""
     platform = platform_of(request)
-    given = await parse_body(request, AnswerBody)
     question_id = request.path_params["id"]
     await platform.database.read(check_question, question_id=question_id, visitor=visitor_of(request))
     job_id = await platform.database.write(
@@ -56,4 +55,4 @@ async def answer_one(request: Request) -> Response:
         trust=answering_trust(request),
     )
     wake(platform)
-    return json_response(request, {"id": question_id, "job_id": job_id}, 202, location=f"/jobs/{job_id}")
+    return ApiAnswer({"id": question_id, "job_id": job_id}, location=f"/jobs/{job_id}")

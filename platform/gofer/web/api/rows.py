@@ -8,14 +8,12 @@ from typing import Any
 from pydantic import Field
 from sqlalchemy import Connection, LargeBinary
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.errors import NotFound
 from gofer.store import row_macs
 from gofer.store.row_macs import RefusedRow
-from gofer.web.api.http import RequestModel, json_response, parse_body, platform_of
+from gofer.web.api.http import RequestModel, platform_of
 from gofer.web.auth import note
-from gofer.web.auth.confirmation import check_confirmed
 
 MAX_LISTED = 200
 _HIDDEN = ("password", "digest")
@@ -36,22 +34,20 @@ class Accept(RequestModel):
     rows: list[RowName] = Field(min_length=1, max_length=MAX_LISTED)
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request) -> dict[str, Any]:
     """List the rows that are refused, with what they say."""
     found = await platform_of(request).database.read(_list)
-    return json_response(request, {"rows": found})
+    return {"rows": found}
 
 
-async def accept(request: Request) -> Response:
+async def accept(request: Request, body: Accept) -> dict[str, Any]:
     """Accept refused rows as they are: somebody has looked at them and means them."""
     platform = platform_of(request)
-    check_confirmed(request)
-    body = await parse_body(request, Accept)
     named = [RefusedRow(each.table, each.key) for each in body.rows]
     done = await platform.database.write(_accept, named=named)
     note(request, rows=[f"{each.table} {each.key}" for each in done])
     await platform.secrets_changed()
-    return json_response(request, {"accepted": [{"table": each.table, "key": each.key} for each in done]})
+    return {"accepted": [{"table": each.table, "key": each.key} for each in done]}
 
 
 def _list(connection: Connection) -> list[dict[str, Any]]:

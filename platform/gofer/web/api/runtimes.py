@@ -8,24 +8,15 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.app import Platform
 from gofer.errors import Forbidden, Malformed, NotFound
 from gofer.jobs.notifications import JOBS
 from gofer.runs.external_settings import RuntimeKind
 from gofer.runtimes import records
-from gofer.web.api.http import (
-    RequestModel,
-    json_response,
-    parse_body,
-    parse_query,
-    path_number,
-    platform_of,
-)
+from gofer.web.api.http import ApiAnswer, RequestModel, path_number, platform_of
 from gofer.web.api.idempotency import HEADER
 from gofer.web.auth import Visitor, note, record_order, visitor_of
-from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.auth.members import find_member, first_owner
 from gofer.web.queries import runtimes
 
@@ -103,24 +94,22 @@ class OrderQuestion(RequestModel):
     )
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request) -> dict[str, Any]:
     """List runtimes."""
     platform = platform_of(request)
     found = await platform.database.read(runtimes.list_all, settings=platform.settings)
-    return json_response(request, {"runtimes": found})
+    return {"runtimes": found}
 
 
-async def show(request: Request) -> Response:
+async def show(request: Request) -> dict[str, Any]:
     """One runtime with its last hops."""
     platform, name = platform_of(request), request.path_params["name"]
-    found = await platform.database.read(runtimes.show_one, name=name, settings=platform.settings)
-    return json_response(request, found)
+    return await platform.database.read(runtimes.show_one, name=name, settings=platform.settings)
 
 
-async def add(request: Request) -> Response:
+async def add(request: Request, new: NewRuntime) -> ApiAnswer:
     """Register a runtime. From then on its member's host may announce it."""
-    check_confirmed(request)
-    platform, new = platform_of(request), await parse_body(request, NewRuntime)
+    platform = platform_of(request)
     note(request, name=new.name, agent=new.agent, kind=new.kind)
     _check_callback(new)
     if new.callback_secret:
@@ -138,7 +127,7 @@ async def add(request: Request) -> Response:
         callback_secret=new.callback_secret,
     )
     told = runtimes.describe(row, platform.settings)
-    return json_response(request, told, 201, location=f"/runtimes/{new.name}")
+    return ApiAnswer(told, location=f"/runtimes/{new.name}")
 
 
 def _check_callback(new: NewRuntime) -> None:
@@ -187,10 +176,10 @@ def _host(request: Request) -> Visitor:
     return visitor
 
 
-async def announce(request: Request) -> Response:
+async def announce(request: Request, said: RuntimeAnnouncement) -> dict[str, Any]:
     """Announce a runtime: the host is here, and this is how its session is."""
     _host(request)
-    platform, said = platform_of(request), await parse_body(request, RuntimeAnnouncement)
+    platform = platform_of(request)
     announcement = records.Announcement(**said.model_dump(exclude={"gone"}))
     name, member_id = request.path_params["name"], await _member(request)
     every = platform.settings.runtime_heartbeat
@@ -199,25 +188,24 @@ async def announce(request: Request) -> Response:
     )
     if said.gone and await runtimes.end_hops_of(platform, row.id):
         platform.signals.wake(JOBS)
-    return json_response(request, runtimes.describe(row, platform.settings))
+    return runtimes.describe(row, platform.settings)
 
 
-async def drain(request: Request) -> Response:
+async def drain(request: Request, given: Draining) -> dict[str, Any]:
     """Give a runtime nothing new, or end that."""
-    given = await parse_body(request, Draining)
     platform, name = platform_of(request), request.path_params["name"]
     await _check_owned(request, name)
     row = await platform.database.write(records.drain, name=name, on=given.on)
     platform.signals.wake(JOBS)
-    return json_response(request, runtimes.describe(row, platform.settings))
+    return runtimes.describe(row, platform.settings)
 
 
-async def remove(request: Request) -> Response:
+async def remove(request: Request) -> dict[str, Any]:
     """Forget a runtime."""
     platform, name = platform_of(request), request.path_params["name"]
     await _check_owned(request, name)
     await platform.database.write(records.remove, name=name)
-    return json_response(request, {"id": name})
+    return {"id": name}
 
 
 async def _check_owned(request: Request, name: str) -> None:
@@ -226,10 +214,10 @@ async def _check_owned(request: Request, name: str) -> None:
     records.check_owned(row, await _member(request), is_owner=is_owner)
 
 
-async def orders(request: Request) -> Response:
+async def orders(request: Request, query: OrderQuery) -> dict[str, Any]:
     """Take the orders for a host's runtimes, each under a lease; wait for one when there is none."""
     _host(request)
-    platform, query = platform_of(request), parse_query(request, OrderQuery)
+    platform = platform_of(request)
     member_id = await _member(request)
     woken = platform.signals.subscribe(JOBS)
     until = time.monotonic() + query.wait
@@ -246,13 +234,13 @@ async def orders(request: Request) -> Response:
         platform.signals.unsubscribe(JOBS, woken)
     for each in found:
         await record_order(request, each["conversation"])
-    return json_response(request, {"orders": found})
+    return {"orders": found}
 
 
-async def report(request: Request) -> Response:
+async def report(request: Request, said: OrderReport) -> dict[str, Any]:
     """Say what became of an order. What comes for one that is over changes nothing, and is answered so."""
     _host(request)
-    platform, said = platform_of(request), await parse_body(request, OrderReport)
+    platform = platform_of(request)
     note(request, status=said.status, reason=said.reason)
     if said.status == "answered" and not said.text.strip():
         raise Malformed("text: an answer has words.")
@@ -266,26 +254,25 @@ async def report(request: Request) -> Response:
         text=said.text,
     )
     platform.signals.wake(JOBS)
-    return json_response(request, told)
+    return told
 
 
-async def ask(request: Request) -> Response:
+async def ask(request: Request, given: OrderQuestion) -> ApiAnswer:
     """Ask the people of an order's conversation something for its agent."""
     _host(request)
-    platform, given = platform_of(request), await parse_body(request, OrderQuestion)
+    platform = platform_of(request)
     asked = {"text": given.text, "choices": given.choices, "key": request.headers.get(HEADER, "")}
     job_id = await runtimes.ask(platform, request.path_params["id"], await _member(request), **asked)
     platform.signals.wake(JOBS)
     told = {"question": job_id, "state": "open", "answer": ""}
-    return json_response(request, told, 202, location=f"/runtimes/questions/{job_id}")
+    return ApiAnswer(told, location=f"/runtimes/questions/{job_id}")
 
 
-async def question(request: Request) -> Response:
+async def question(request: Request) -> dict[str, Any]:
     """What became of a question."""
     _host(request)
     platform, job_id = platform_of(request), path_number(request)
     member_id = await _member(request)
-    found = await platform.database.read(
+    return await platform.database.read(
         runtimes.find_answer, vault=platform.vault, job_id=job_id, member_id=member_id
     )
-    return json_response(request, found)

@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import Field, field_validator
 from sqlalchemy import Connection
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.connections.inflow import SCHEDULABLE, check_schedulable
 from gofer.errors import Conflict
@@ -23,15 +22,7 @@ from gofer.jobs.control import find_job
 from gofer.jobs.cron import Missed
 from gofer.jobs.kinds import SAY
 from gofer.jobs.notifications import JOBS
-from gofer.web.api.http import (
-    EmptyBody,
-    RequestModel,
-    check_match,
-    etag_of,
-    json_response,
-    parse_body,
-    platform_of,
-)
+from gofer.web.api.http import ApiAnswer, RequestModel, check_match, etag_of, platform_of
 from gofer.web.auth import note, visitor_of
 from gofer.web.auth.members import first_owner
 from gofer.web.queries import schedules
@@ -86,14 +77,14 @@ class ScheduleChange(RequestModel):
     enabled: bool | None = None
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request) -> dict[str, Any]:
     """List schedules."""
     platform = platform_of(request)
     found = await platform.database.read(list_schedules, vault=platform.vault, visitor=visitor_of(request))
-    return json_response(request, {"schedules": found})
+    return {"schedules": found}
 
 
-async def show(request: Request) -> Response:
+async def show(request: Request) -> ApiAnswer:
     """Show a schedule, with its next five times."""
     platform = platform_of(request)
     named, visitor = request.path_params["id"], visitor_of(request)
@@ -103,24 +94,22 @@ async def show(request: Request) -> Response:
     return _shown(request, shown, _version(row))
 
 
-def _shown(request: Request, row: dict[str, Any], version: str) -> Response:
+def _shown(request: Request, row: dict[str, Any], version: str) -> ApiAnswer:
     upcoming, words = outlook(row)
-    return json_response(request, {**row, "upcoming": upcoming, "words": words}, etag=version)
+    return ApiAnswer({**row, "upcoming": upcoming, "words": words}, etag=version)
 
 
 def _version(row: Any) -> str:
     return etag_of(*(row[name] for name in ("cron", "timezone", "missed", "payload", "enabled")))
 
 
-async def add(request: Request) -> Response:
+async def add(request: Request, new: NewSchedule) -> ApiAnswer:
     """Add a schedule that makes a job."""
-    new = await parse_body(request, NewSchedule)
     return await _add(request, new, partial(schedules.add_job, kind=new.kind, payload=new.payload))
 
 
-async def say(request: Request) -> Response:
+async def say(request: Request, new: NewScheduledMessage) -> ApiAnswer:
     """Add a schedule that sends a message to an agent in a conversation, with the trust of the owner who adds it."""
-    new = await parse_body(request, NewScheduledMessage)
     vault, conversation_id = platform_of(request).vault, request.path_params["id"]
 
     def verb(connection: Connection, **times: Any) -> str:
@@ -130,12 +119,12 @@ async def say(request: Request) -> Response:
     return await _add(request, new, verb)
 
 
-async def _add(request: Request, new: Times, verb: Callable[..., str]) -> Response:
+async def _add(request: Request, new: Times, verb: Callable[..., str]) -> ApiAnswer:
     times = {"cron": new.cron, "timezone": new.timezone, "missed": new.missed}
     schedule_id = await schedules.add(platform_of(request), verb, name=new.name, **times)
     note(request, name=new.name)
     location = f"/schedules/{schedule_id}"
-    return json_response(request, {"id": schedule_id, "name": new.name}, 201, location=location)
+    return ApiAnswer({"id": schedule_id, "name": new.name}, location=location)
 
 
 def _maker(connection: Connection, request: Request) -> str:
@@ -143,9 +132,8 @@ def _maker(connection: Connection, request: Request) -> str:
     return visitor_of(request).member_id or str(first_owner(connection).id)
 
 
-async def change(request: Request) -> Response:
+async def change(request: Request, body: ScheduleChange) -> ApiAnswer:
     """Change a schedule, or switch it on or off."""
-    body = await parse_body(request, ScheduleChange)
     note(request, fields=sorted(body.model_fields_set))
     shown = await platform_of(request).database.write(
         _change, request=request, named=request.path_params["id"], body=body
@@ -176,21 +164,20 @@ def _said_anew(connection: Connection, request: Request, row: dict[str, Any], te
     return sealed_message(connection, platform_of(request).vault, saying, name=row["name"])
 
 
-async def run(request: Request) -> Response:
+async def run(request: Request) -> ApiAnswer:
     """Make a schedule's job now, apart from its own times."""
     platform = platform_of(request)
-    await parse_body(request, EmptyBody)
     job_id = await platform.database.write(run_schedule, named=request.path_params["id"])
     platform.signals.wake(JOBS)
     row = await platform.database.read(find_job, job_id=job_id)
-    return json_response(request, {"id": job_id, "state": row.state}, 202, location=f"/jobs/{job_id}")
+    return ApiAnswer({"id": job_id, "state": row.state}, location=f"/jobs/{job_id}")
 
 
-async def remove(request: Request) -> Response:
+async def remove(request: Request) -> dict[str, Any]:
     """Remove a schedule, by id or name."""
     named = request.path_params["id"]
     await platform_of(request).database.write(_remove, request=request, named=named)
-    return json_response(request, {"id": named})
+    return {"id": named}
 
 
 def _remove(connection: Connection, request: Request, named: str) -> None:

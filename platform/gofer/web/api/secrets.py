@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.vault.redaction import Secret
-from gofer.web.api.http import Id, RequestModel, json_response, parse_body, parse_query, platform_of
+from gofer.web.api.http import Id, RequestModel, platform_of
 from gofer.web.auth import note
-from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.queries.secrets import keep_secret, remove_secret, stored_secrets
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
@@ -38,25 +36,22 @@ class SecretValue(SecretName):
     value: Secret = Field(json_schema_extra={"minLength": 1, "pattern": r"\S"})
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request) -> dict[str, Any]:
     """List the names of secrets, and when each was set and used."""
     found = await stored_secrets(platform_of(request))
-    return json_response(request, {"secrets": [dataclasses.asdict(each) for each in found]})
+    return {"secrets": [dataclasses.asdict(each) for each in found]}
 
 
-async def put(request: Request) -> Response:
+async def put(request: Request, given: SecretValue) -> dict[str, Any]:
     """Set or replace a secret."""
-    check_confirmed(request)
-    given = await parse_body(request, SecretValue)
     note(request, name=given.name, owner=given.owner)
     health = await keep_secret(platform_of(request), owner=given.owner, name=given.name, value=given.value)
     shown = dataclasses.asdict(health) if health is not None else None
-    return json_response(request, {"name": given.name, "owner": given.owner, "health": shown})
+    return {"name": given.name, "owner": given.owner, "health": shown}
 
 
-async def remove(request: Request) -> Response:
+async def remove(request: Request, named: SecretName) -> dict[str, Any]:
     """Delete a secret."""
-    named = parse_query(request, SecretName)
     note(request, name=named.name, owner=named.owner)
     await remove_secret(platform_of(request), owner=named.owner, name=named.name)
-    return json_response(request, {"name": named.name, "owner": named.owner})
+    return {"name": named.name, "owner": named.owner}

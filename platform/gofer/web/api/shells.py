@@ -6,10 +6,9 @@ from typing import Any
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.runs.shell_inspection import seen
-from gofer.web.api.http import MAX_ROWS, RequestModel, json_response, parse_query, platform_of
+from gofer.web.api.http import MAX_ROWS, RequestModel, platform_of
 from gofer.web.auth import visitor_of
 from gofer.web.queries.shells import end_shell, find_shell, list_shells
 
@@ -21,15 +20,14 @@ class ShellFilter(RequestModel):
     limit: int = Field(default=200, ge=1, le=MAX_ROWS)
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request, query: ShellFilter) -> dict[str, Any]:
     """List shells."""
-    query = parse_query(request, ShellFilter)
     found = await platform_of(request).database.read(
         list_shells, conversation=query.conversation, limit=query.limit
     )
     for row in found:
         del row["title"]
-    return json_response(request, {"shells": found})
+    return {"shells": found}
 
 
 class Inside(RequestModel):
@@ -40,23 +38,22 @@ class Inside(RequestModel):
     )
 
 
-async def show(request: Request) -> Response:
+async def show(request: Request, query: Inside) -> dict[str, Any]:
     """Show a shell, what it uses now and what a directory of it holds.
 
     Only the machine that it is on knows more than its limits.
     """
-    query = parse_query(request, Inside)
     visitor, named = visitor_of(request), _named(request)
     row, record = await platform_of(request).database.read(find_shell, **named, visitor=visitor)
     del row["title"]
-    return json_response(request, {"shell": row, **await seen(record, query.path)})
+    return {"shell": row, **await seen(record, query.path)}
 
 
-async def close(request: Request) -> Response:
+async def close(request: Request) -> dict[str, Any]:
     """End a shell: its processes go within a minute, its files stay for the next."""
     named = _named(request)
     agent_id = await platform_of(request).database.write(end_shell, **named)
-    return json_response(request, {"conversation_id": named["conversation_id"], "agent_id": agent_id})
+    return {"conversation_id": named["conversation_id"], "agent_id": agent_id}
 
 
 def _named(request: Request) -> dict[str, Any]:

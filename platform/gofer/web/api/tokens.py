@@ -7,14 +7,12 @@ from typing import Annotated, Any
 from pydantic import Field
 from sqlalchemy import Connection, select
 from starlette.requests import Request
-from starlette.responses import Response
 
 from gofer.errors import Forbidden, Malformed
 from gofer.intake.scheduled_messages import find_agent
 from gofer.store.tables import api_tokens
-from gofer.web.api.http import WHOLE, RequestModel, json_response, parse_body, platform_of, secret_response
+from gofer.web.api.http import WHOLE, ApiAnswer, RequestModel, platform_of
 from gofer.web.auth import Scope, Visitor, note, visitor_of
-from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.auth.members import find_member, first_owner
 from gofer.web.auth.principal import AGENT_NOUNS, NOUNS, SCOPES, read_scopes
 from gofer.web.auth.sessions import TOKEN_LIFE, revoke_token
@@ -48,11 +46,11 @@ class NewToken(RequestModel):
     member: str = Field(default="", max_length=200, description="Whose it is; one's own when empty.")
 
 
-async def index(request: Request) -> Response:
+async def index(request: Request) -> dict[str, Any]:
     """List your own tokens; an owner sees everybody's."""
     visitor = _manager(request)
     found = await platform_of(request).database.read(list_tokens, member_id=_whose(visitor))
-    return json_response(request, {"tokens": found})
+    return {"tokens": found}
 
 
 def _whose(visitor: Visitor) -> str | None:
@@ -69,16 +67,14 @@ def _manager(request: Request) -> Visitor:
     return visitor
 
 
-async def add(request: Request) -> Response:
+async def add(request: Request, new: NewToken) -> ApiAnswer:
     """Make a token. It is shown this once."""
     platform, visitor = platform_of(request), _manager(request)
-    check_confirmed(request)
-    new = await parse_body(request, NewToken)
     note(request, name=new.name, scope=" ".join(new.scopes) or new.scope, days=new.days)
     if new.agent:
         note(request, agent=new.agent)
     made = await platform.database.write(_add, visitor=visitor, new=new)
-    return secret_response(made, 201)
+    return ApiAnswer(made, masked=False)
 
 
 def _add(connection: Connection, visitor: Visitor, new: NewToken) -> dict[str, Any]:
@@ -113,8 +109,8 @@ def _add(connection: Connection, visitor: Visitor, new: NewToken) -> dict[str, A
     }
 
 
-async def revoke(request: Request) -> Response:
+async def revoke(request: Request) -> dict[str, Any]:
     """Revoke a token, at once."""
     visitor, token_id = _manager(request), request.path_params["id"]
     await platform_of(request).database.write(revoke_token, token_id=token_id, member_id=_whose(visitor))
-    return json_response(request, {"id": token_id})
+    return {"id": token_id}

@@ -152,7 +152,7 @@ def render(
         csrf=csrf_of(request),
         confirmed=visitor.via != "session" or caller_of(request).confirmed,
         theme=theme_of(request),
-        here=_here(request.url.path),
+        here="/" + request.url.path.strip("/").partition("/")[0],
         said=said,
         **_masked(request, {**shown_again, **values}),
         **(unmasked or {}),
@@ -206,10 +206,6 @@ def _said(request: Request) -> FlashMessage | None:
 def _masked(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     redactor = platform_of(request).redactor
     return {name: redactor.redact_value(value) for name, value in values.items()}
-
-
-def _here(path: str) -> str:
-    return "/" + path.strip("/").partition("/")[0]
 
 
 def _finalize(value: Any) -> Any:

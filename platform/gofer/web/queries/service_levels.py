@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -272,7 +272,7 @@ def _heartbeats(connection: Connection, timezone: str) -> list[dict[str, Any]]:
         .order_by(spends.c.day.desc(), agents.c.name)
     )
     rows = connection.execute(query).all()
-    shown = _first(dict.fromkeys(row.name for row in rows), MAX_AGENTS)
+    shown = sorted(dict.fromkeys(row.name for row in rows))[:MAX_AGENTS]
     summed: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         line = summed.setdefault((row.day, row.name if row.name in shown else OTHER), [0, 0])
@@ -282,7 +282,3 @@ def _heartbeats(connection: Connection, timezone: str) -> list[dict[str, Any]]:
         {"day": day, "agent": name, "dollars": micros / MICROS, "calls": calls, "today": day == days[-1]}
         for (day, name), (micros, calls) in summed.items()
     ]
-
-
-def _first(names: Iterable[str], count: int) -> Collection[str]:
-    return sorted(names)[:count]
