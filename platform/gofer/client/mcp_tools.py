@@ -7,18 +7,16 @@ request is.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gofer.client.mcp_api import CallerApi, Problem
-
-if TYPE_CHECKING:
-    pass
 
 MAX_WAIT = 600
 """Seconds that one call may wait for a job."""
@@ -193,35 +191,23 @@ class CancelGoal(_Change):
     goal_id: Ident
 
 
-async def _list_conversations(ask: CallerApi, given: ListConversations, report: Report) -> Any:
-    return await ask("GET", "/conversations", query={"cursor": given.cursor, "limit": given.limit})
+ToolRun = Callable[[CallerApi, Any, Report], Awaitable[Any]]
 
 
-async def _read_conversation(ask: CallerApi, given: ReadConversation, report: Report) -> Any:
-    query = {"after": given.after, "limit": given.limit}
-    return await ask("GET", f"/conversations/{quote(given.conversation_id, safe='')}/messages", query=query)
+def _forward(method: str, path: str, **renamed: str) -> ToolRun:
+    """Pass a call on to one operation. Arguments that its path names go there, the others into the query or the body,
+    some under another name."""
+    in_path = re.findall(r"{(\w+)}", path)
 
+    async def run(ask: CallerApi, given: _Arguments, report: Report) -> Any:
+        fields = given.model_dump(exclude={"idempotency_key"}, exclude_none=True)
+        place = path.format_map({name: quote(str(fields.pop(name)), safe="") for name in in_path})
+        sent = {renamed.get(name, name): value for name, value in fields.items()}
+        if not isinstance(given, _Change):
+            return await ask(method, place, query=sent)
+        return await ask(method, place, body=sent, key=given.idempotency_key)
 
-async def _post_message(ask: CallerApi, given: PostMessage, report: Report) -> Any:
-    path = f"/conversations/{quote(given.conversation_id, safe='')}/messages"
-    said = given.model_dump(include={"text", "trigger", "hop"}, exclude_none=True)
-    return await ask("POST", path, body=said, key=given.idempotency_key)
-
-
-async def _acknowledge(ask: CallerApi, given: Acknowledge, report: Report) -> Any:
-    path = f"/conversations/{quote(given.conversation_id, safe='')}/acknowledge"
-    said = given.model_dump(include={"trigger", "hop", "seq", "done"}, exclude_none=True)
-    return await ask("POST", path, body=said, key=given.idempotency_key)
-
-
-async def _list_participants(ask: CallerApi, given: ListParticipants, report: Report) -> Any:
-    return await ask("GET", f"/conversations/{quote(given.conversation_id, safe='')}/participants")
-
-
-async def _trigger_participant(ask: CallerApi, given: TriggerParticipant, report: Report) -> Any:
-    path = f"/conversations/{quote(given.conversation_id, safe='')}/trigger"
-    wish = {"agent": given.agent, "reason": given.reason}
-    return await ask("POST", path, body=wish, key=given.idempotency_key)
+    return run
 
 
 async def _ask_person(ask: CallerApi, given: AskPerson, report: Report) -> Any:
@@ -240,56 +226,8 @@ async def _run_agent(ask: CallerApi, given: RunAgent, report: Report) -> Any:
     return await _ended(ask, said["job_id"], given.wait, report)
 
 
-async def _recall(ask: CallerApi, given: RecallMemories, report: Report) -> Any:
-    path = f"/conversations/{quote(given.conversation_id, safe='')}/memories"
-    return await ask("GET", path, query={"query": given.query, "limit": given.limit})
-
-
-async def _remember(ask: CallerApi, given: RememberNote, report: Report) -> Any:
-    path = f"/conversations/{quote(given.conversation_id, safe='')}/memories"
-    return await ask("POST", path, body={"text": given.text}, key=given.idempotency_key)
-
-
-async def _list_jobs(ask: CallerApi, given: ListJobs, report: Report) -> Any:
-    query = {
-        "state": given.state,
-        "conversation": given.conversation_id,
-        "cursor": given.cursor,
-        "limit": given.limit,
-    }
-    return await ask("GET", "/jobs", query=query)
-
-
 async def _get_job(ask: CallerApi, given: GetJob, report: Report) -> Any:
     return await _ended(ask, given.job_id, given.wait, report)
-
-
-async def _cancel_job(ask: CallerApi, given: CancelJob, report: Report) -> Any:
-    return await ask("POST", f"/jobs/{given.job_id}/cancel", body={}, key=given.idempotency_key)
-
-
-async def _list_goals(ask: CallerApi, given: ListGoals, report: Report) -> Any:
-    query = {
-        "state": given.state,
-        "conversation": given.conversation_id,
-        "cursor": given.cursor,
-        "limit": given.limit,
-    }
-    return await ask("GET", "/goals", query=query)
-
-
-async def _get_goal(ask: CallerApi, given: GetGoal, report: Report) -> Any:
-    return await ask("GET", f"/goals/{quote(given.goal_id, safe='')}")
-
-
-async def _start_goal(ask: CallerApi, given: StartGoal, report: Report) -> Any:
-    wish = {"text": given.goal, "agent": given.agent, "dollars": given.dollars}
-    return await ask("POST", "/goals", body=wish, key=given.idempotency_key)
-
-
-async def _cancel_goal(ask: CallerApi, given: CancelGoal, report: Report) -> Any:
-    path = f"/goals/{quote(given.goal_id, safe='')}/cancel"
-    return await ask("POST", path, body={}, key=given.idempotency_key)
 
 
 async def _ended(ask: CallerApi, job_id: int, wait: float, report: Report) -> dict[str, Any]:
@@ -351,34 +289,36 @@ class OfferedTool:
 
     name: str
     arguments: type[_Arguments]
-    run: Callable[[CallerApi, Any, Report], Awaitable[Any]]
+    run: ToolRun
     noun: str
     changes: bool = False
     for_agents: bool = True
     """Whether it is also for a caller who is bound to an agent."""
 
 
+HERE = "/conversations/{conversation_id}"
+
 OFFERED: tuple[OfferedTool, ...] = (
-    OfferedTool("list_conversations", ListConversations, _list_conversations, "conversations"),
-    OfferedTool("read_conversation", ReadConversation, _read_conversation, "messages"),
-    OfferedTool("post_message", PostMessage, _post_message, "messages", changes=True),
-    OfferedTool("acknowledge", Acknowledge, _acknowledge, "conversations", changes=True),
-    OfferedTool("list_participants", ListParticipants, _list_participants, "conversations"),
-    OfferedTool(
-        "trigger_participant", TriggerParticipant, _trigger_participant, "conversations", changes=True
-    ),
+    OfferedTool("list_conversations", ListConversations, _forward("GET", "/conversations"), "conversations"),
+    OfferedTool("read_conversation", ReadConversation, _forward("GET", f"{HERE}/messages"), "messages"),
+    OfferedTool("post_message", PostMessage, _forward("POST", f"{HERE}/messages"), "messages", changes=True),
+    OfferedTool("acknowledge", Acknowledge, _forward("POST", f"{HERE}/acknowledge"), "conversations", changes=True),
+    OfferedTool("list_participants", ListParticipants, _forward("GET", f"{HERE}/participants"), "conversations"),
+    OfferedTool("trigger_participant", TriggerParticipant, _forward("POST", f"{HERE}/trigger"), "conversations",
+                changes=True),
     OfferedTool("ask_person", AskPerson, _ask_person, "questions", changes=True),
-    OfferedTool("recall", RecallMemories, _recall, "conversations"),
-    OfferedTool("remember", RememberNote, _remember, "conversations", changes=True),
+    OfferedTool("recall", RecallMemories, _forward("GET", f"{HERE}/memories"), "conversations"),
+    OfferedTool("remember", RememberNote, _forward("POST", f"{HERE}/memories"), "conversations", changes=True),
     OfferedTool("run_agent", RunAgent, _run_agent, "messages", changes=True),
-    OfferedTool("list_jobs", ListJobs, _list_jobs, "jobs"),
+    OfferedTool("list_jobs", ListJobs, _forward("GET", "/jobs", conversation_id="conversation"), "jobs"),
     OfferedTool("get_job", GetJob, _get_job, "jobs"),
-    OfferedTool("cancel_job", CancelJob, _cancel_job, "jobs", changes=True),
-    OfferedTool("list_goals", ListGoals, _list_goals, "goals"),
-    OfferedTool("get_goal", GetGoal, _get_goal, "goals"),
-    OfferedTool("start_goal", StartGoal, _start_goal, "goals", changes=True, for_agents=False),
-    OfferedTool("cancel_goal", CancelGoal, _cancel_goal, "goals", changes=True),
-)
+    OfferedTool("cancel_job", CancelJob, _forward("POST", "/jobs/{job_id}/cancel"), "jobs", changes=True),
+    OfferedTool("list_goals", ListGoals, _forward("GET", "/goals", conversation_id="conversation"), "goals"),
+    OfferedTool("get_goal", GetGoal, _forward("GET", "/goals/{goal_id}"), "goals"),
+    OfferedTool("start_goal", StartGoal, _forward("POST", "/goals", goal="text"), "goals", changes=True,
+                for_agents=False),
+    OfferedTool("cancel_goal", CancelGoal, _forward("POST", "/goals/{goal_id}/cancel"), "goals", changes=True),
+)  # fmt: skip
 BY_NAME = {tool.name: tool for tool in OFFERED}
 
 
