@@ -10,7 +10,7 @@ import typer
 
 from gofer.cli.client import call
 from gofer.cli.exit_codes import USAGE, CommandFailed
-from gofer.cli.output import AsJson, group, show, table
+from gofer.cli.output import Shown, group, table
 
 app = group("Agents: who answers, with which model and tools.")
 
@@ -18,7 +18,7 @@ Name = Annotated[str, typer.Argument(help="The agent's name.", show_default=Fals
 
 
 @app.command("list")
-def list_agents(as_json: AsJson = False) -> None:
+def list_agents() -> Shown:
     """List agents.
 
     \b
@@ -34,7 +34,7 @@ def list_agents(as_json: AsJson = False) -> None:
         )
         for each in found["agents"]
     ]
-    show(found, as_json, lambda: table(("agent", "model", "from", "problem"), rows, empty="No agents."))
+    return found, lambda: table(("agent", "model", "from", "problem"), rows, empty="No agents.")
 
 
 def _whence(agent: dict[str, Any]) -> str:
@@ -44,7 +44,7 @@ def _whence(agent: dict[str, Any]) -> str:
 
 
 @app.command("show")
-def show_agent(name: Name, as_json: AsJson = False) -> None:
+def show_agent(name: Name) -> Shown:
     """Show an agent's settings, its layers and the sections that are shadowed. For the built-in agent, show the file
     that it would have.
 
@@ -52,7 +52,7 @@ def show_agent(name: Name, as_json: AsJson = False) -> None:
     gofer agents show reviewer
     """
     found = call("GET", f"/agents/{name}")
-    show(found, as_json, lambda: _print_agent(found))
+    return found, lambda: _print_agent(found)
 
 
 def _print_agent(found: dict[str, Any]) -> None:
@@ -74,14 +74,14 @@ def _indented(text: str) -> str:
 
 
 @app.command()
-def new(name: Name, as_json: AsJson = False) -> None:
+def new(name: Name) -> Shown:
     """Make an agent: a folder with commented files for its settings and its four layers.
 
     \b
     gofer agents new reviewer
     """
     made = call("POST", "/agents", json={"name": name})
-    show(made, as_json, lambda: print(f"The agent {name} has a folder in the data directory: agents/{name}."))
+    return made, f"The agent {name} has a folder in the data directory: agents/{name}."
 
 
 @app.command()
@@ -91,8 +91,7 @@ def put(
         Path, typer.Argument(help="A TOML file with its settings, or a folder.", show_default=False)
     ],
     instructions: Annotated[Path | None, typer.Option(help="A Markdown file with its instructions.")] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Add or change an agent from files, for all runs that start from now on. docs/agents.md has every setting.
 
     A folder has agent.toml and the layers SOUL.md, AGENT.md, IDENTITY.md and USER.md; those it lacks are removed.
@@ -112,8 +111,7 @@ def put(
         }
     else:
         wish = {"toml": _read(file), "instructions": None if instructions is None else _read(instructions)}
-    made = call("PUT", f"/agents/{name}", json=wish)
-    show(made, as_json, lambda: print(f"The agent {name} is written."))
+    return call("PUT", f"/agents/{name}", json=wish), f"The agent {name} is written."
 
 
 @app.command()
@@ -122,8 +120,7 @@ def pull(
     folder: Annotated[
         Path | None, typer.Argument(help="A folder that is not there yet; by default the agent's name.")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Write an agent's own files into a folder here, to be changed and put back.
 
     \b
@@ -146,9 +143,7 @@ def pull(
         "problem": found["problem"],
     }
     words = f"The files of {name} are in {target}."
-    show(
-        written, as_json, lambda: print(words + (f" Problem: {found['problem']}" if found["problem"] else ""))
-    )
+    return written, words + (f" Problem: {found['problem']}" if found["problem"] else "")
 
 
 def _read_if_there(path: Path) -> str:
@@ -173,8 +168,7 @@ def heartbeat(
         str,
         typer.Argument(help="on or off; left out, it only shows.", metavar="[on|off]", show_default=False),
     ] = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Show an agent's heartbeat, or switch it on or off.
 
     \b
@@ -185,7 +179,7 @@ def heartbeat(
         raise CommandFailed(f"A heartbeat is on or off, not {switch!r}.", USAGE)
     path = f"/agents/{name}/heartbeat"
     found = call("PUT", path, json={"enabled": switch == "on"}) if switch else call("GET", path)
-    show(found, as_json, lambda: _print_heartbeat(found))
+    return found, lambda: _print_heartbeat(found)
 
 
 NO_HOME = (
@@ -220,8 +214,7 @@ def load(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="With --clear: begin with a fresh working memory, as after /new.")
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Show what an agent's workers have to do, or clear it.
 
     \b
@@ -232,7 +225,7 @@ def load(
         raise CommandFailed("--fresh goes with --clear.", USAGE)
     path = f"/agents/{name}/load"
     found = call("POST", f"{path}/clear", json={"fresh": fresh}) if clear else call("GET", path)
-    show(found, as_json, lambda: _print_load(name, found))
+    return found, lambda: _print_load(name, found)
 
 
 def _print_load(name: str, found: dict[str, Any]) -> None:
@@ -247,38 +240,37 @@ Where = Annotated[str, typer.Argument(help="The conversation's id.", show_defaul
 
 
 @app.command()
-def mute(name: Name, conversation: Where, as_json: AsJson = False) -> None:
+def mute(name: Name, conversation: Where) -> Shown:
     """Have an agent's heartbeat write nothing in a conversation.
 
     \b
     gofer agents mute reviewer conv_k3v9
     """
-    _mute(name, conversation, as_json, muted=True)
+    return _mute(name, conversation, muted=True)
 
 
 @app.command()
-def unmute(name: Name, conversation: Where, as_json: AsJson = False) -> None:
+def unmute(name: Name, conversation: Where) -> Shown:
     """Let an agent's heartbeat write in a conversation again.
 
     \b
     gofer agents unmute reviewer conv_k3v9
     """
-    _mute(name, conversation, as_json, muted=False)
+    return _mute(name, conversation, muted=False)
 
 
-def _mute(name: str, conversation: str, as_json: bool, *, muted: bool) -> None:
+def _mute(name: str, conversation: str, *, muted: bool) -> Shown:
     given = {"conversation_id": conversation, "muted": muted}
     found = call("PUT", f"/agents/{name}/heartbeat/mute", json=given)
     words = "writes nothing there" if muted else "may write there again"
-    show(found, as_json, lambda: print(f"The heartbeat of {name} {words}."))
+    return found, f"The heartbeat of {name} {words}."
 
 
 @app.command()
-def remove(name: Name, as_json: AsJson = False) -> None:
+def remove(name: Name) -> Shown:
     """Remove an agent's files; its conversations keep their history.
 
     \b
     gofer agents remove reviewer
     """
-    gone = call("DELETE", f"/agents/{name}")
-    show(gone, as_json, lambda: print(f"The agent {name} is removed."))
+    return call("DELETE", f"/agents/{name}"), f"The agent {name} is removed."

@@ -10,16 +10,13 @@ import typer
 
 from gofer.cli.client import LONGEST_ANSWER, call
 from gofer.cli.exit_codes import FAILED, CommandFailed
-from gofer.cli.output import AsJson, ago, count, group, show, table
+from gofer.cli.output import AsJson, Shown, ago, count, group, show, table
 
 app = group("The audit log: who asked for which change.")
 
 
 @app.command("list")
-def list_entries(
-    limit: Annotated[int, typer.Option(help="How many at most.", min=1, max=200)] = 50,
-    as_json: AsJson = False,
-) -> None:
+def list_entries(limit: Annotated[int, typer.Option(help="How many at most.", min=1, max=200)] = 50) -> Shown:
     """List entries, newest first.
 
     \b
@@ -36,7 +33,7 @@ def list_entries(
         )
         for each in found["entries"]
     ]
-    show(found, as_json, lambda: table(("when", "who", "action", "of", "answer"), rows, empty="Nothing yet."))
+    return found, lambda: table(("when", "who", "action", "of", "answer"), rows, empty="Nothing yet.")
 
 
 @app.command()
@@ -71,8 +68,7 @@ def export(
     file: Annotated[
         Path, typer.Argument(help="The file to write: one JSON object per line.", show_default=False)
     ],
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Write the whole log to a file, and its signed head as the last line. Keep it where the server cannot write.
 
     \b
@@ -89,22 +85,19 @@ def export(
                 break
             after = page["entries"][-1]["place"]
         out.write(json.dumps({"head": page["head"]}) + "\n")
-    show(
-        {"entries": lines, "head": page["head"]},
-        as_json,
-        lambda: print(f"{file} has {count(lines, 'change')}. Check later: gofer audit verify --since {file}"),
-    )
+    told = {"entries": lines, "head": page["head"]}
+    return told, f"{file} has {count(lines, 'change')}. Check later: gofer audit verify --since {file}"
 
 
 @app.command()
-def accept(as_json: AsJson = False) -> None:
+def accept() -> Shown:
     """Accept the log as it is now, after `gofer audit verify` has said what is wrong with it.
 
     \b
     gofer audit accept
     """
     done = call("POST", "/audit/accept", timeout=LONGEST_ANSWER)
-    show(done, as_json, lambda: print(f"Chained anew: {count(done['entries'], 'change')}."))
+    return done, f"Chained anew: {count(done['entries'], 'change')}."
 
 
 def _head_of(file: Path) -> dict[str, Any]:

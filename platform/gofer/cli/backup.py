@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gofer.cli.client import LONGEST_ANSWER, call
-from gofer.cli.output import AsJson, show
+from gofer.cli.output import Shown
 
 if TYPE_CHECKING:
     from gofer.restore import Restored
@@ -26,8 +26,7 @@ def backup(
     with_shells: Annotated[
         bool, typer.Option("--with-shells", help="Also copy the files in the shells' workspaces.")
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Copy the database to a file, also while a server runs. The files of agents, prices and models go into
     FILE.files.tgz beside it. The copy cannot be read without the master key.
 
@@ -43,7 +42,7 @@ def backup(
     said = f"{done['path']} ({done['bytes']} bytes). {beside if done['key_file'] else apart}"
     if done["files"]:
         said += f" Agents and the rest are in {done['files']}."
-    show(done, as_json, lambda: print(said))
+    return done, said
 
 
 def _dated() -> Path:
@@ -55,8 +54,7 @@ def _dated() -> Path:
 def restore(
     file: Annotated[Path, typer.Argument(help="A file made by gofer backup.", show_default=False)],
     with_key: Annotated[bool, typer.Option("--with-key", help="Take the master key from FILE.key.")] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Replace the database and the files of agents, prices and models by those of a backup, while no server runs.
     The replaced ones are kept beside them.
 
@@ -68,7 +66,7 @@ def restore(
     from gofer.settings import load_settings
 
     done = put_back(load_settings(), file, with_key=with_key)
-    show(dataclasses.asdict(done), as_json, lambda: print(_told(done)))
+    return dataclasses.asdict(done), _told(done)
 
 
 def _told(done: Restored) -> str:

@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from gofer.cli.output import printing
+
 
 def _say_version(asked: bool) -> None:
     if asked:
-        load(COMMANDS["version"])()
+        printing(load(COMMANDS["version"]))(as_json=False)
         raise typer.Exit
 
 
@@ -75,7 +77,7 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
     named = arguments[0] if arguments and arguments[0] in {*COMMANDS, *NOUNS} else None
     for name, command in COMMANDS.items():
         if named in (None, name):
-            app.command(name)(load(command))
+            app.command(name)(printing(load(command)))
     for name in NOUNS:
         if named in (None, name):
             app.add_typer(load(f"{name}.app"), name=name)

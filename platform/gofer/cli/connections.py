@@ -18,7 +18,7 @@ import typer
 from gofer.cli.client import Api, call, with_api
 from gofer.cli.exit_codes import FAILED, USAGE, CommandFailed
 from gofer.cli.input import may_prompt, prompt_secret, read_secret
-from gofer.cli.output import AsJson, ago, facts, group, plain, show, table
+from gofer.cli.output import AsJson, Shown, ago, facts, group, plain, show, table
 
 app = group("Connections: the accounts of outside services that Gofer uses.")
 
@@ -40,14 +40,14 @@ HOW_TO_GIVE = (
 
 
 @app.command("list")
-def list_connections(as_json: AsJson = False) -> None:
+def list_connections() -> Shown:
     """List connections.
 
     \b
     gofer connections list
     """
     found = call("GET", "/connections")
-    show(found, as_json, lambda: _print(found["connections"]))
+    return found, lambda: _print(found["connections"])
 
 
 def _print(connections: list[dict[str, Any]]) -> None:
@@ -68,14 +68,14 @@ def _print(connections: list[dict[str, Any]]) -> None:
 
 
 @app.command()
-def integrations(as_json: AsJson = False) -> None:
+def integrations() -> Shown:
     """List the services that can be connected, with their settings and secrets.
 
     \b
     gofer connections integrations
     """
     found = call("GET", "/integrations")
-    show(found, as_json, lambda: _print_integrations(found))
+    return found, lambda: _print_integrations(found)
 
 
 def _print_integrations(found: dict[str, Any]) -> None:
@@ -224,14 +224,14 @@ def _insist_on_health(found: dict[str, Any]) -> None:
 
 
 @app.command("show")
-def show_connection(id: Id, as_json: AsJson = False) -> None:
+def show_connection(id: Id) -> Shown:
     """Show a connection, with the names of its secrets but not their values.
 
     \b
     gofer connections show hello_k3v9
     """
     found = call("GET", f"/connections/{id}")
-    show(found, as_json, lambda: _print_one(found))
+    return found, lambda: _print_one(found)
 
 
 @app.command("set")
@@ -299,29 +299,24 @@ def check(id: Id, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def pair(
-    id: Id,
-    role: Annotated[str, typer.Option(help="owner or member.")] = "owner",
-    as_json: AsJson = False,
-) -> None:
+def pair(id: Id, role: Annotated[str, typer.Option(help="owner or member.")] = "owner") -> Shown:
     """Print a code that makes a person an owner or a member of a connection.
 
     \b
     gofer connections pair telegram_k3v9
     """
     made = call("POST", f"/connections/{id}/pair", json={"role": role})
-    show(made, as_json, lambda: print(made["invitation"] or "People are not paired with this connection."))
+    return made, made["invitation"] or "People are not paired with this connection."
 
 
 @app.command()
-def remove(id: Id, as_json: AsJson = False) -> None:
+def remove(id: Id) -> Shown:
     """Remove a connection that has no conversations.
 
     \b
     gofer connections remove hello_k3v9
     """
-    gone = call("DELETE", f"/connections/{id}")
-    show(gone, as_json, lambda: print(f"{id} is removed."))
+    return call("DELETE", f"/connections/{id}"), f"{id} is removed."
 
 
 if TYPE_CHECKING:

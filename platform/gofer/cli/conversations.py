@@ -8,7 +8,7 @@ import typer
 
 from gofer.cli.client import call
 from gofer.cli.input import confirm
-from gofer.cli.output import AsJson, ago, group, show, table
+from gofer.cli.output import Shown, ago, group, table
 
 app = group("Conversations: where people talk.")
 
@@ -17,8 +17,7 @@ app = group("Conversations: where people talk.")
 def list_conversations(
     connection: Annotated[str, typer.Option(help="Only of this connection.")] = "",
     limit: Annotated[int, typer.Option(help="How many to list at most.")] = 50,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """List conversations, the newest first.
 
     \b
@@ -38,14 +37,13 @@ def list_conversations(
         for each in found["conversations"]
     ]
     columns = ("conversation", "kind", "title", "connection", "messages", "began")
-    show(found, as_json, lambda: table(columns, rows, empty="No conversations."))
+    return found, lambda: table(columns, rows, empty="No conversations.")
 
 
 def purge(
     conversation: Annotated[str, typer.Argument(help="The conversation's id.", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Destroy a conversation for ever: its key, messages, files and payloads.
 
     Backups made before still hold it: delete them, too.
@@ -57,4 +55,4 @@ def purge(
         confirm(f"Destroy what was said in {conversation}, for good?")
     done = call("POST", f"/conversations/{conversation}/purge")
     said = f"{done['messages']} messages, {done['deliveries']} deliveries and {done['blobs']} files of"
-    show(done, as_json, lambda: print(f"{said} {conversation} are gone. Delete backups made before this."))
+    return done, f"{said} {conversation} are gone. Delete backups made before this."

@@ -7,15 +7,14 @@ from typing import Annotated
 import typer
 
 from gofer.cli.client import call
-from gofer.cli.output import AsJson, show, table
+from gofer.cli.output import Shown, table
 
 
 def costs(
     days: Annotated[
         int, typer.Option(min=1, max=366, help="How many days to show, of those with costs.")
     ] = 7,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Show what was paid to models, by day, agent and connection.
 
     \b
@@ -32,4 +31,4 @@ def costs(
         table(("day", "agent", "connection", "calls", "paid"), rows, empty="Nothing was paid yet.")
         print(f"Today ${found['today']:.4f}; in all ${found['total']:.4f}.")
 
-    show(found, as_json, in_words)
+    return found, in_words

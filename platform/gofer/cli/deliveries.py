@@ -11,7 +11,7 @@ import typer
 
 from gofer.cli.client import call
 from gofer.cli.exit_codes import USAGE, CommandFailed
-from gofer.cli.output import AsJson, ago, facts, group, show, table
+from gofer.cli.output import AsJson, Shown, ago, facts, group, show, table
 
 app = group("Deliveries: the requests that came in.")
 
@@ -23,8 +23,7 @@ Again = Annotated[bool, typer.Option("--again", help="Treat it as new although i
 def list_deliveries(
     connection: Annotated[str, typer.Option(help="Only of this connection.")] = "",
     limit: Annotated[int, typer.Option(help="How many to list at most.")] = 50,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """List deliveries, the newest first.
 
     \b
@@ -45,7 +44,7 @@ def list_deliveries(
         for each in found["deliveries"]
     ]
     columns = ("delivery", "connection", "event", "via", "conversation", "note", "came")
-    show(found, as_json, lambda: table(columns, rows, empty="No deliveries."))
+    return found, lambda: table(columns, rows, empty="No deliveries.")
 
 
 @app.command("show")
@@ -82,14 +81,14 @@ def _print_one(found: dict[str, Any]) -> None:
 
 
 @app.command("replay")
-def replay_stored(id: Id, again: Again = False, as_json: AsJson = False) -> None:
+def replay_stored(id: Id, again: Again = False) -> Shown:
     """Process a stored delivery again. If its job is dead, that job runs again.
 
     \b
     gofer deliveries replay 7
     gofer deliveries replay 7 --again
     """
-    _say(call("POST", f"/deliveries/{id}/replay", json={"again": again}), as_json)
+    return _taken(call("POST", f"/deliveries/{id}/replay", json={"again": again}))
 
 
 def replay(
@@ -100,8 +99,7 @@ def replay(
         typer.Option("--header", "-H", metavar="NAME: VALUE", help="A header to add. Repeatable."),
     ] = None,
     again: Again = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Process a captured payload as if it had come in, without checking its signature.
 
     The file holds a body alone (beginning with { or [), or header lines, an empty line and a body.
@@ -112,8 +110,7 @@ def replay(
     gofer replay 7
     """
     if what.isdigit() and not Path(what).exists():
-        _say(call("POST", f"/deliveries/{what}/replay", json={"again": again}), as_json)
-        return
+        return _taken(call("POST", f"/deliveries/{what}/replay", json={"again": again}))
     if not to and (what == "-" or Path(what).is_file()):
         raise CommandFailed("Say which connection takes it in: --to CONNECTION.", USAGE)
     headers, body = _read(what)
@@ -122,7 +119,7 @@ def replay(
         "body": base64.b64encode(body).decode(),
         "again": again,
     }
-    _say(call("POST", f"/connections/{to}/replay", json=asked), as_json)
+    return _taken(call("POST", f"/connections/{to}/replay", json=asked))
 
 
 def _read(path: str) -> tuple[list[tuple[str, str]], bytes]:
@@ -153,5 +150,5 @@ MEANINGS = {
 }
 
 
-def _say(taken: dict[str, Any], as_json: bool) -> None:
-    show(taken, as_json, lambda: print(MEANINGS[taken["result"]].format(**taken)))
+def _taken(taken: dict[str, Any]) -> Shown:
+    return taken, MEANINGS[taken["result"]].format(**taken)

@@ -12,14 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from gofer.cli.client import call
-from gofer.cli.output import AsJson, ago, group, refusable, show, table
+from gofer.cli.output import Shown, ago, group, refusable, table
 from gofer.errors import ConfigError
 
 app = group("Devices of programs that speak OpenClaw's gateway protocol.")
 
 
 @app.command("list")
-def list_devices(as_json: AsJson = False) -> None:
+def list_devices() -> Shown:
     """List devices, also those that wait to be paired.
 
     \b
@@ -38,7 +38,7 @@ def list_devices(as_json: AsJson = False) -> None:
         for each in found["devices"]
     ]
     titles = ("device", "name", "member", "scopes", "paired", "used")
-    show(found, as_json, lambda: table(titles, rows, empty="No devices."))
+    return found, lambda: table(titles, rows, empty="No devices.")
 
 
 @app.command()
@@ -60,8 +60,7 @@ def pair(
             help="What the new one may do. By default operator.read and operator.write. Repeatable."
         ),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Pair a device that waits, or make a new one.
 
     \b
@@ -70,8 +69,7 @@ def pair(
     """
     if openclaw is None:
         made = call("POST", f"/devices/{_whole_id(name)}/pair", json={})
-        show(made, as_json, lambda: print("It is paired. It connects with its next try."))
-        return
+        return made, "It is paired. It connects with its next try."
     folder = openclaw.expanduser() / "identity"
     if (folder / "device.json").exists():
         raise ConfigError(f"{folder} has a device already. Name another folder, or remove device.json.")
@@ -79,22 +77,19 @@ def pair(
     body: dict[str, Any] = {"name": name, "member": member, "public_key": key["public"]}
     made = call("POST", "/devices", json={**body, **({"scopes": scope} if scope else {})})
     write_identity(folder, key, made)
-    told = {"id": made["id"], "folder": str(folder)}
-    show(told, as_json, lambda: print(f"Paired. {folder} has its key and its token."))
+    return {"id": made["id"], "folder": str(folder)}, f"Paired. {folder} has its key and its token."
 
 
 @app.command()
 def remove(
     id: Annotated[str, typer.Argument(help="The device's id, from the list.", show_default=False)],
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Forget a device and its token, at once.
 
     \b
     gofer devices remove 3f2a9c0d1e5b7a88
     """
-    gone = call("DELETE", f"/devices/{_whole_id(id)}")
-    show(gone, as_json, lambda: print("It is gone."))
+    return call("DELETE", f"/devices/{_whole_id(id)}"), "It is gone."
 
 
 def _whole_id(given: str) -> str:

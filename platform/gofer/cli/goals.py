@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from gofer.cli.client import call
-from gofer.cli.output import AsJson, ago, group, plain, show, table
+from gofer.cli.output import Shown, ago, group, plain, table
 
 app = group("Goals: larger things that are planned, done and reported.")
 Id = Annotated[str, typer.Argument(help="The goal's id.", show_default=False)]
@@ -20,8 +20,7 @@ def list_all(
     ] = "",
     conversation: Annotated[str, typer.Option(help="Only those of one conversation, by its id.")] = "",
     limit: Annotated[int, typer.Option(help="How many at most.")] = 50,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """List goals, the newest first.
 
     \b
@@ -42,15 +41,11 @@ def list_all(
         for each in found["goals"]
     ]
     columns = ("goal", "state", "tasks", "cost", "asked", "what")
-    show(
-        found,
-        as_json,
-        lambda: table(columns, rows, empty="No goals. Make one: gofer goals add 'what you want'"),
-    )
+    return found, lambda: table(columns, rows, empty="No goals. Make one: gofer goals add 'what you want'")
 
 
 @app.command("show")
-def show_one(goal: Id, as_json: AsJson = False) -> None:
+def show_one(goal: Id) -> Shown:
     """Show a goal with its tasks.
 
     \b
@@ -73,7 +68,7 @@ def show_one(goal: Id, as_json: AsJson = False) -> None:
         print()
         table(("task", "kind", "state", "job", "what"), rows, empty="No plan yet.")
 
-    show(found, as_json, shown)
+    return found, shown
 
 
 @app.command()
@@ -88,8 +83,7 @@ def add(
         float | None, typer.Option(help="How long it may take; then it ends, with what there is.")
     ] = None,
     approval: Annotated[bool | None, typer.Option(help="Whether an owner has to approve the plan.")] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Have something larger planned, done and reported.
 
     \b
@@ -100,37 +94,37 @@ def add(
     wish |= {} if hours is None else {"hours": hours}
     wish |= {} if approval is None else {"approval": approval}
     made = call("POST", "/goals", json=wish)
-    show(made, as_json, lambda: print(f"Made {made['id']}. See how far it is: gofer goals show {made['id']}"))
+    return made, f"Made {made['id']}. See how far it is: gofer goals show {made['id']}"
 
 
 @app.command()
-def pause(goal: Id, as_json: AsJson = False) -> None:
+def pause(goal: Id) -> Shown:
     """Begin nothing more of a goal; what runs goes on to its end.
 
     \b
     gofer goals pause goal_k3v9
     """
-    _steer(goal, "pause", as_json)
+    return _steer(goal, "pause")
 
 
 @app.command()
-def resume(goal: Id, as_json: AsJson = False) -> None:
+def resume(goal: Id) -> Shown:
     """Go on with a goal that was paused.
 
     \b
     gofer goals resume goal_k3v9
     """
-    _steer(goal, "resume", as_json)
+    return _steer(goal, "resume")
 
 
 @app.command()
-def cancel(goal: Id, as_json: AsJson = False) -> None:
+def cancel(goal: Id) -> Shown:
     """End a goal. What runs of it is stopped at once.
 
     \b
     gofer goals cancel goal_k3v9
     """
-    _steer(goal, "cancel", as_json)
+    return _steer(goal, "cancel")
 
 
 @app.command()
@@ -139,8 +133,7 @@ def tell(
     text: Annotated[
         str, typer.Argument(help="An answer to its question, or something new.", show_default=False)
     ],
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Say something about a goal: its planner takes it into account.
 
     \b
@@ -148,12 +141,12 @@ def tell(
     """
     told = call("POST", f"/goals/{goal}/messages", json={"text": text})
     words = {"answered": "That answers its question.", "told": "Noted: the plan is looked at again."}
-    show(told, as_json, lambda: print(words.get(told["state"], told["state"])))
+    return told, words.get(told["state"], told["state"])
 
 
-def _steer(goal: str, verb: str, as_json: bool) -> None:
+def _steer(goal: str, verb: str) -> Shown:
     done = call("POST", f"/goals/{goal}/{verb}")
-    show(done, as_json, lambda: print(f"{goal} is {done['state']}."))
+    return done, f"{goal} is {done['state']}."
 
 
 def _what(task: dict[str, Any]) -> str:

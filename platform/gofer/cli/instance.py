@@ -11,7 +11,7 @@ import typer
 
 from gofer.cli.client import Api, call, open_api
 from gofer.cli.exit_codes import FAILED, CommandFailed
-from gofer.cli.output import AsJson, ago, facts, plain, show, table
+from gofer.cli.output import AsJson, Shown, ago, facts, plain, show, table
 from gofer.cli.update import failed
 
 PROMPTLY = 5.0
@@ -19,14 +19,14 @@ PROMPTLY = 5.0
 SIGNS = {"ok": "ok  ", "note": "note", "warning": "warn", "error": "FAIL"}
 
 
-def version(as_json: AsJson = False) -> None:
+def version() -> Shown:
     """Print the version."""
     from gofer import __version__
 
-    show({"version": __version__}, as_json, lambda: print(__version__))
+    return {"version": __version__}, __version__
 
 
-def migrate(as_json: AsJson = False) -> None:
+def migrate() -> Shown:
     """Bring the database to this release's version, while no server runs on SQLite. Starting a server does it too.
 
     \b
@@ -44,7 +44,7 @@ def migrate(as_json: AsJson = False) -> None:
 
     asyncio.run(opened())
     at = migrations.newest()
-    show({"version": at}, as_json, lambda: print(f"The database is at version {at}."))
+    return {"version": at}, f"The database is at version {at}."
 
 
 def status(
@@ -57,8 +57,7 @@ def status(
     running: Annotated[
         bool, typer.Option("--running", help="Only check whether a server answers: exit code 0 or 1.")
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Show whether a server runs, where, and how many jobs there are.
 
     \b
@@ -71,13 +70,12 @@ def status(
         _require_server()
     if refusals:
         found = call("GET", "/refusals")
-        show(found, as_json, lambda: _print_refusals(found["refusals"]))
-    elif levels:
+        return found, lambda: _print_refusals(found["refusals"])
+    if levels:
         found = call("GET", "/levels")
-        show(found, as_json, lambda: _print_levels(found))
-    else:
-        found = call("GET", "/status")
-        show(found, as_json, lambda: _print_status(found))
+        return found, lambda: _print_levels(found)
+    found = call("GET", "/status")
+    return found, lambda: _print_status(found)
 
 
 def _print_levels(found: dict[str, Any]) -> None:

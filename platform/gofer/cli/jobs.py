@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from gofer.cli.client import call
-from gofer.cli.output import AsJson, ago, facts, group, harmless, plain, show, table
+from gofer.cli.output import Shown, ago, facts, group, harmless, plain, table
 from gofer.cli.runtimes import HOP, hop_row
 
 app = group("Jobs: work that waits, runs or is done.")
@@ -25,8 +25,7 @@ def list_jobs(
     conversation: Annotated[str, typer.Option(help="Only of this conversation.")] = "",
     connection: Annotated[str, typer.Option(help="Only of this connection.")] = "",
     limit: Annotated[int, typer.Option(help="How many to list at most.")] = 50,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """List jobs, the newest first.
 
     \b
@@ -35,7 +34,7 @@ def list_jobs(
     """
     asked = {"state": state, "kind": kind, "conversation": conversation, "connection": connection}
     found = call("GET", "/jobs", params={**_given(asked), "limit": limit})
-    show(found, as_json, lambda: _print(found["jobs"]))
+    return found, lambda: _print(found["jobs"])
 
 
 def _given(asked: dict[str, str]) -> dict[str, str]:
@@ -67,7 +66,7 @@ def _tries(job: dict[str, Any]) -> str:
 
 
 @app.command("show")
-def show_job(id: Id, as_json: AsJson = False) -> None:
+def show_job(id: Id) -> Shown:
     """Show a job with its attempts, events and replies.
 
     \b
@@ -76,7 +75,7 @@ def show_job(id: Id, as_json: AsJson = False) -> None:
     found = call("GET", f"/jobs/{id}")
     if found["kept"]:
         found["kept"] = call("GET", f"/jobs/{id}", params={"words": True})["kept"]
-    show(found, as_json, lambda: _print_one(found))
+    return found, lambda: _print_one(found)
 
 
 ATTEMPT = ("fence", "try", "worker", "began", "seconds", "outcome", "reason")
@@ -126,22 +125,22 @@ def _reply(each: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @app.command()
-def cancel(id: Id, as_json: AsJson = False) -> None:
+def cancel(id: Id) -> Shown:
     """Ask a job to stop. A running one stops within two seconds.
 
     \b
     gofer jobs cancel 42
     """
     done = call("POST", f"/jobs/{id}/cancel")
-    show(done, as_json, lambda: print(f"Job {id} was asked to stop; it is {done['state']}."))
+    return done, f"Job {id} was asked to stop; it is {done['state']}."
 
 
 @app.command()
-def redrive(id: Id, as_json: AsJson = False) -> None:
+def redrive(id: Id) -> Shown:
     """Run a dead or cancelled job again, with at least one more try.
 
     \b
     gofer jobs redrive 42
     """
     done = call("POST", f"/jobs/{id}/redrive")
-    show(done, as_json, lambda: print(f"Job {id} is {done['state']} again."))
+    return done, f"Job {id} is {done['state']} again."

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gofer.cli.client import LONGEST_ANSWER, call
-from gofer.cli.output import AsJson, count, facts, group, show
+from gofer.cli.output import Shown, count, facts, group
 
 app = group("The master key, which everything is encrypted with.")
 
 
 @app.command("show")
-def show_key(as_json: AsJson = False) -> None:
+def show_key() -> Shown:
     """Show the fingerprint of the key in use and where the key is kept, never the key itself.
 
     \b
@@ -17,11 +17,11 @@ def show_key(as_json: AsJson = False) -> None:
     """
     found = call("GET", "/key")
     pairs = [("in use", found["in_use"]), ("known", ", ".join(found["ring"]))]
-    show(found, as_json, lambda: facts([*pairs, ("kept in", found["file"] or "GOFER_MASTER_KEY")]))
+    return found, lambda: facts([*pairs, ("kept in", found["file"] or "GOFER_MASTER_KEY")])
 
 
 @app.command()
-def rotate(as_json: AsJson = False) -> None:
+def rotate() -> Shown:
     """Create a new master key and encrypt all data keys with it, also while a server runs. Back up the key file then.
 
     \b
@@ -30,4 +30,4 @@ def rotate(as_json: AsJson = False) -> None:
     done = call("POST", "/key/rotate", timeout=LONGEST_ANSWER)
     wrapped = f"{count(done['secrets'], 'secret')}, {count(done['conversations'], 'conversation')}"
     said = f"Wrapped with the new key {done['key_id']}: {wrapped}. Back up the key file now."
-    show(done, as_json, lambda: print(said))
+    return done, said

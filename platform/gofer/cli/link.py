@@ -9,15 +9,14 @@ import typer
 
 from gofer.cli.client import Api, with_api
 from gofer.cli.exit_codes import NOT_FOUND, CommandFailed
-from gofer.cli.output import AsJson, show
+from gofer.cli.output import Shown
 
 
 def link(
     member: Annotated[
         str, typer.Argument(help="The member that it signs in. By default the first owner.")
     ] = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Print a link that signs a member in, once and within an hour.
 
     \b
@@ -31,7 +30,7 @@ def link(
         return made
 
     made = with_api(make)
-    show(made, as_json, lambda: print(made["url"]))
+    return made, made["url"]
 
 
 async def _first_owner(api: Api) -> str:

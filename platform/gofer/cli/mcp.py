@@ -11,7 +11,7 @@ import typer
 
 from gofer.cli.client import LONGEST_ANSWER, call, server_client
 from gofer.cli.exit_codes import FAILED, USAGE, CommandFailed
-from gofer.cli.output import AsJson, group, plain, show, table
+from gofer.cli.output import AsJson, Shown, group, plain, show, table
 
 if TYPE_CHECKING:
     from gofer.settings import Settings
@@ -26,8 +26,7 @@ Server = Annotated[str, typer.Argument(help="The server's name.", show_default=F
 @app.command("list")
 def list_servers(
     agent: Annotated[str, typer.Argument(help="Of one agent only.", show_default=False)] = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """List the MCP servers that agents use.
 
     \b
@@ -40,7 +39,7 @@ def list_servers(
         for each in found["servers"]
     ]
     titles = ("agent", "server", "where", "tools", "tier")
-    show(found, as_json, lambda: table(titles, rows, empty="No agent uses an MCP server."))
+    return found, lambda: table(titles, rows, empty="No agent uses an MCP server.")
 
 
 @app.command()
@@ -65,8 +64,7 @@ def add(
     client_id: Annotated[str, typer.Option(help="For OAuth, if clients are registered by hand there.")] = "",
     client_secret: Annotated[str, typer.Option(help="The name of the secret that goes with it.")] = "",
     trusted: Annotated[bool, typer.Option("--trusted", help="Trust what it answers.")] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Let an agent use an MCP server. docs/mcp.md has every setting.
 
     \b
@@ -91,7 +89,7 @@ def add(
     }
     settings = {key: value for key, value in given.items() if value}
     made = call("PUT", f"/agents/{agent}/mcp/{name}", json={"settings": settings})
-    show(made, as_json, lambda: print(f"{agent} uses {name}. Try it: gofer mcp test {agent} {name}"))
+    return made, f"{agent} uses {name}. Try it: gofer mcp test {agent} {name}"
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -122,25 +120,24 @@ def try_server(agent: Agent, name: Server, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def authorise(agent: Agent, name: Server, as_json: AsJson = False) -> None:
+def authorise(agent: Agent, name: Server) -> Shown:
     """Print the link that authorises Gofer at a server that wants OAuth. Follow it once, signed in as an owner.
 
     \b
     gofer mcp authorise gofer linear
     """
     begun = call("POST", f"/agents/{agent}/mcp/{name}/authorise", json={})
-    show(begun, as_json, lambda: print(begun["url"] or "It is authorised already."))
+    return begun, begun["url"] or "It is authorised already."
 
 
 @app.command()
-def remove(agent: Agent, name: Server, as_json: AsJson = False) -> None:
+def remove(agent: Agent, name: Server) -> Shown:
     """Remove a server from an agent's file.
 
     \b
     gofer mcp remove gofer linear
     """
-    gone = call("DELETE", f"/agents/{agent}/mcp/{name}")
-    show(gone, as_json, lambda: print(f"{agent} uses {name} no more."))
+    return call("DELETE", f"/agents/{agent}/mcp/{name}"), f"{agent} uses {name} no more."
 
 
 @app.command()

@@ -10,7 +10,7 @@ import typer
 from gofer.cli.client import call
 from gofer.cli.exit_codes import USAGE, CommandFailed
 from gofer.cli.input import confirm, may_prompt, prompt_secret, read_secret
-from gofer.cli.output import AsJson, ago, group, refusable, show, table
+from gofer.cli.output import Shown, ago, group, refusable, table
 
 app = group("Members: who may sign in.")
 
@@ -21,7 +21,7 @@ Role = Annotated[
 
 
 @app.command("list")
-def list_members(as_json: AsJson = False) -> None:
+def list_members() -> Shown:
     """List members.
 
     \b
@@ -38,35 +38,29 @@ def list_members(as_json: AsJson = False) -> None:
         for each in found["members"]
     ]
     titles = ("member", "role", "signs in by", "last")
-    show(found, as_json, lambda: table(titles, rows, empty="Nobody yet."))
+    return found, lambda: table(titles, rows, empty="Nobody yet.")
 
 
 @app.command()
-def add(name: Name, role: Role = "viewer", as_json: AsJson = False) -> None:
+def add(name: Name, role: Role = "viewer") -> Shown:
     """Add a member. `gofer link NAME` prints the link for their first sign-in.
 
     \b
     gofer members add anna --role operator
     """
     made = call("POST", "/members", json={"name": name, "role": role})
-    show(
-        made,
-        as_json,
-        lambda: print(f"{made['name']} is {made['role']}. Let them in: gofer link {made['name']}"),
-    )
+    return made, f"{made['name']} is {made['role']}. Let them in: gofer link {made['name']}"
 
 
 @app.command("role")
-def set_role(
-    name: Name, role: Annotated[str, typer.Argument(show_default=False)], as_json: AsJson = False
-) -> None:
+def set_role(name: Name, role: Annotated[str, typer.Argument(show_default=False)]) -> Shown:
     """Change what a member may do, from their next request on.
 
     \b
     gofer members role anna owner
     """
     made = _change(name, role=role)
-    show(made, as_json, lambda: print(f"{made['name']} is {made['role']}."))
+    return made, f"{made['name']} is {made['role']}."
 
 
 @app.command()
@@ -74,8 +68,7 @@ def password(
     name: Name,
     file: Annotated[str, typer.Option(help="The file that holds it; - is stdin.")] = "-",
     keep_tokens: Annotated[bool, typer.Option("--keep-tokens", help="Do not end their tokens.")] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Set a member's password. This ends their sessions, and their tokens if they had a password before.
 
     It comes from stdin or a file, never from an argument.
@@ -88,15 +81,13 @@ def password(
     if asked and prompt_secret("the same again") != value:
         raise CommandFailed("The two are not the same. Nothing was changed.", USAGE)
     made = _change(name, password=value, keep_tokens=keep_tokens)
-    show(made, as_json, lambda: print(f"{made['name']} has a new password."))
+    return made, f"{made['name']} has a new password."
 
 
 @app.command()
 def remove(
-    name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
-    as_json: AsJson = False,
-) -> None:
+    name: Name, yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False
+) -> Shown:
     """Remove a member, with their sessions and tokens.
 
     \b
@@ -104,8 +95,7 @@ def remove(
     """
     if not yes:
         confirm(f"Remove {name}?")
-    gone = call("DELETE", f"/members/{quote(name, safe='')}")
-    show(gone, as_json, lambda: print(f"{name} is gone."))
+    return call("DELETE", f"/members/{quote(name, safe='')}"), f"{name} is gone."
 
 
 def _change(name: str, **values: Any) -> Any:

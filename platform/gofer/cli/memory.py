@@ -11,7 +11,7 @@ import typer
 from gofer.cli.client import call
 from gofer.cli.exit_codes import USAGE, CommandFailed
 from gofer.cli.input import read_text
-from gofer.cli.output import AsJson, ago, group, harmless, plain, show, table
+from gofer.cli.output import Shown, ago, group, harmless, plain, table
 
 MAX_IMPORT = 8 * 1024 * 1024
 """Bytes of a file to import."""
@@ -24,8 +24,7 @@ def rules(
     conversation: Annotated[str, typer.Argument(help="The conversation's id.", show_default=False)],
     revoke: Annotated[str, typer.Option(help="The id of a rule to take back.")] = "",
     restore: Annotated[str, typer.Option(help="The id of a revoked rule to bring back.")] = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Show a conversation's standing rules, or take one back.
 
     Every run reads them word for word, however often its prompt is shortened.
@@ -52,7 +51,7 @@ def rules(
         for each in found["rules"]
     ]
     columns = ("rule", "state", "said by", "message", "text")
-    show(found, as_json, lambda: table(columns, rows, empty="No standing rules."))
+    return found, lambda: table(columns, rows, empty="No standing rules.")
 
 
 Scope = Annotated[
@@ -94,8 +93,7 @@ def search(
     scope: Scope = "",
     kind: Annotated[str, typer.Option(help="turn, result, plan, summary, note or rule.")] = "",
     limit: Annotated[int, typer.Option(help="How many at most.")] = 20,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Search what is remembered, or list what was noted.
 
     \b
@@ -110,11 +108,11 @@ def search(
         for damaged in found["degraded"]:
             print(f"{damaged} cannot be searched as it should. Run: gofer memory reindex --scope {damaged}")
 
-    show(found, as_json, shown)
+    return found, shown
 
 
 @app.command("show")
-def show_one(memory: Id, as_json: AsJson = False) -> None:
+def show_one(memory: Id) -> Shown:
     """Show a memory: its words, where they come from, and its versions.
 
     \b
@@ -133,7 +131,7 @@ def show_one(memory: Id, as_json: AsJson = False) -> None:
         if found["state"] == "superseded":
             print(f"\nBring it back: gofer memory restore {found['id']}")
 
-    show(found, as_json, shown)
+    return found, shown
 
 
 def _version(version: dict[str, Any]) -> str:
@@ -145,10 +143,8 @@ def _version(version: dict[str, Any]) -> str:
 
 @app.command()
 def add(
-    text: Annotated[str, typer.Argument(help="What to remember.", show_default=False)],
-    scope: Scope = "",
-    as_json: AsJson = False,
-) -> None:
+    text: Annotated[str, typer.Argument(help="What to remember.", show_default=False)], scope: Scope = ""
+) -> Shown:
     """Remember something.
 
     \b
@@ -157,7 +153,7 @@ def add(
     if not scope:
         raise CommandFailed("Say for whom: --scope agent:NAME, person:ID or conversation:ID.", USAGE)
     made = call("POST", "/memories", json={"scope": scope, "text": text})
-    show(made, as_json, lambda: print(f"Remembered as {made['id']}."))
+    return made, f"Remembered as {made['id']}."
 
 
 @app.command()
@@ -168,8 +164,7 @@ def edit(
         bool | None, typer.Option("--pin/--unpin", help="Make it a standing rule, or a note again.")
     ] = None,
     scope: Annotated[str, typer.Option("--scope", help="Another audience.")] = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Change a memory: its words, whether it is a standing rule, or who may hear of it.
 
     \b
@@ -182,40 +177,40 @@ def edit(
     if not wish:
         raise CommandFailed("Say what to change: --text, --pin, --unpin or --scope.", USAGE)
     made = call("PATCH", f"/memories/{memory}", json=wish)
-    show(made, as_json, lambda: print(f"Changed: {made['id']}, version {made['version']}."))
+    return made, f"Changed: {made['id']}, version {made['version']}."
 
 
 @app.command()
-def forget(memory: Id, as_json: AsJson = False) -> None:
+def forget(memory: Id) -> Shown:
     """Forget something. It can be restored.
 
     \b
     gofer memory forget mem_7f3k
     """
     gone = call("POST", f"/memories/{memory}/forget")
-    show(gone, as_json, lambda: print(f"Forgotten. Bring it back: gofer memory restore {memory}"))
+    return gone, f"Forgotten. Bring it back: gofer memory restore {memory}"
 
 
 @app.command()
-def restore(memory: Id, as_json: AsJson = False) -> None:
+def restore(memory: Id) -> Shown:
     """Bring back something that was forgotten.
 
     \b
     gofer memory restore mem_7f3k
     """
     found = call("POST", f"/memories/{memory}/restore")
-    show(found, as_json, lambda: print(f"Restored: {plain(found['gist'])}"))
+    return found, f"Restored: {plain(found['gist'])}"
 
 
 @app.command()
-def export(scope: Scope = "", as_json: AsJson = False) -> None:
+def export(scope: Scope = "") -> Shown:
     """Write what was noted as JSON lines, for `gofer memory import`.
 
     \b
     gofer memory export --scope agent:gofer > notes.jsonl
     """
     found = call("GET", "/memories/export", params={"scope": scope})
-    show(found, as_json, lambda: print("\n".join(json.dumps(each) for each in found["memories"])))
+    return found, "\n".join(json.dumps(each) for each in found["memories"])
 
 
 @app.command("import")
@@ -230,8 +225,7 @@ def import_file(
     publish: Annotated[
         int, typer.Option(min=0, help="How many private memories of the file may be for that scope.")
     ] = 0,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Import notes: an export, an archive index as NDJSON, or another agent's MEMORY.md. The same file twice is once.
 
     What was exported comes back for whom it was. With --scope it is for others, and --publish says how many of its
@@ -256,15 +250,15 @@ def import_file(
                 f"{done['forgotten']} more were forgotten here and stay so. Bring one back: gofer memory restore ID"
             )
 
-    show(done, as_json, shown)
+    return done, shown
 
 
 @app.command()
-def reindex(scope: Scope = "", as_json: AsJson = False) -> None:
+def reindex(scope: Scope = "") -> Shown:
     """Make the index of a scope, or all of them, anew and under a new key. It is filled in the background.
 
     \b
     gofer memory reindex
     """
     begun = call("POST", "/memories/reindex", json={"scope": scope})
-    show(begun, as_json, lambda: print(f"{begun['scopes']} indexes are being made anew."))
+    return begun, f"{begun['scopes']} indexes are being made anew."

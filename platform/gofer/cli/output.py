@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
 import time
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Annotated, Any
 
 import typer
@@ -35,9 +37,41 @@ COLOURS = {
 }
 
 
-def group(purpose: str) -> typer.Typer:
+Shown = tuple[Any, str | Callable[[], None]]
+"""What a command answers: data for `--json`, and a sentence or something that prints it for people."""
+
+
+def group(purpose: str) -> CommandGroup:
     """A group of commands, such as those of `gofer jobs`."""
-    return typer.Typer(help=purpose, no_args_is_help=True, rich_markup_mode=None)
+    return CommandGroup(help=purpose, no_args_is_help=True, rich_markup_mode=None)
+
+
+class CommandGroup(typer.Typer):
+    """Commands that return what they show."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
+        """Register a command; see `printing`."""
+        register = super().command(name, **options)
+        return lambda function: register(printing(function))
+
+
+def printing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with the option `--json`, which prints what the function returns. One that has the option already
+    prints by itself."""
+    signature = inspect.signature(function)
+    if signature.return_annotation != "Shown":
+        return function
+
+    @wraps(function)
+    def command(*, as_json: bool, **given: Any) -> None:
+        data, words = function(**given)
+        show(data, as_json, words if callable(words) else lambda: print(words))
+
+    option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
+    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*inspect.signature(function, eval_str=True).parameters.values(), option]
+    )
+    return command
 
 
 def show(data: Any, as_json: bool, in_words: Callable[[], None]) -> None:

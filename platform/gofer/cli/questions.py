@@ -9,7 +9,7 @@ import typer
 
 from gofer.cli.client import call
 from gofer.cli.exit_codes import CommandFailed
-from gofer.cli.output import AsJson, ago, group, plain, show, table
+from gofer.cli.output import Shown, ago, group, plain, table
 
 MAX_SHOWN = 200
 
@@ -21,8 +21,7 @@ def list_questions(
     everything: Annotated[
         bool, typer.Option("--all", help="Also list those that are answered or expired.")
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """List open questions.
 
     \b
@@ -43,7 +42,7 @@ def list_questions(
         for each in found["questions"]
     ]
     columns = ("question", "run or goal", "asks", "of", "asked", "expires")
-    show(found, as_json, lambda: table(columns, rows, empty="No questions."))
+    return found, lambda: table(columns, rows, empty="No questions.")
 
 
 def _shortened(text: str) -> str:
@@ -51,9 +50,7 @@ def _shortened(text: str) -> str:
 
 
 @app.command("show")
-def show_question(
-    id: Annotated[str, typer.Argument(help="The question's id.", show_default=False)], as_json: AsJson = False
-) -> None:
+def show_question(id: Annotated[str, typer.Argument(help="The question's id.", show_default=False)]) -> Shown:
     """Show an open question in full, such as the change that an agent proposes.
 
     \b
@@ -62,7 +59,7 @@ def show_question(
     found = [each for each in call("GET", "/questions")["questions"] if each["id"] == id]
     if not found:
         raise CommandFailed(f"There is no open question {id}. `gofer questions list` shows those there are.")
-    show(found[0], as_json, lambda: _print_question(found[0]))
+    return found[0], lambda: _print_question(found[0])
 
 
 def _print_question(question: dict[str, Any]) -> None:
@@ -78,12 +75,11 @@ def _print_question(question: dict[str, Any]) -> None:
 def answer(
     id: Annotated[str, typer.Argument(help="The question's id.", show_default=False)],
     text: Annotated[str, typer.Argument(help="Your answer.", show_default=False)],
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Answer a question, so that its job goes on.
 
     \b
     gofer questions answer q_k3v9 yes
     """
     done = call("POST", f"/questions/{id}/answer", json={"text": text})
-    show(done, as_json, lambda: print(f"Answered; job {done['job_id']} goes on."))
+    return done, f"Answered; job {done['job_id']} goes on."

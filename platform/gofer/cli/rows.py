@@ -9,13 +9,13 @@ import typer
 
 from gofer.cli.client import LONGEST_ANSWER, call
 from gofer.cli.exit_codes import USAGE, CommandFailed
-from gofer.cli.output import AsJson, count, group, show, table
+from gofer.cli.output import Shown, count, group, table
 
 app = group("Rows that are refused because somebody other than Gofer wrote them.")
 
 
 @app.command("list")
-def list_rows(as_json: AsJson = False) -> None:
+def list_rows() -> Shown:
     """List the refused rows with their contents.
 
     \b
@@ -23,7 +23,7 @@ def list_rows(as_json: AsJson = False) -> None:
     """
     found = call("GET", "/rows", timeout=LONGEST_ANSWER)
     rows = [(each["table"], each["key"], json.dumps(each["says"])) for each in found["rows"]]
-    show(found, as_json, lambda: table(("table", "key", "says"), rows, empty="No row is refused."))
+    return found, lambda: table(("table", "key", "says"), rows, empty="No row is refused.")
 
 
 @app.command()
@@ -31,8 +31,7 @@ def accept(
     of: Annotated[str, typer.Argument(metavar="TABLE", help="The row's table.", show_default=False)] = "",
     key: Annotated[str, typer.Argument(help="The row's key.", show_default=False)] = "",
     everything: Annotated[bool, typer.Option("--all", help="Every row that is refused now.")] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Accept a row as it is, after you have looked at it with `gofer rows list`. The audit log records it.
 
     \b
@@ -47,7 +46,7 @@ def accept(
         done = call("POST", "/rows/accept", json={"rows": named}, timeout=LONGEST_ANSWER)
         accepted += done["accepted"]
         named = _refused() if everything else []
-    show({"accepted": accepted}, as_json, lambda: print(f"Accepted {count(len(accepted), 'row')}."))
+    return {"accepted": accepted}, f"Accepted {count(len(accepted), 'row')}."
 
 
 def _refused() -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ import typer
 
 from gofer.cli.client import call, server_client
 from gofer.cli.exit_codes import USAGE, CommandFailed
-from gofer.cli.output import AsJson, ago, facts, group, plain, show, table
+from gofer.cli.output import Shown, ago, facts, group, plain, table
 
 if TYPE_CHECKING:
     from gofer.runtime_host.configuration import HostSettings
@@ -27,7 +27,7 @@ HOP = ("hop", "what", "runtime", "state", "reason", "began", "seconds")
 
 
 @app.command("list")
-def list_runtimes(as_json: AsJson = False) -> None:
+def list_runtimes() -> Shown:
     """List runtimes.
 
     \b
@@ -48,7 +48,7 @@ def list_runtimes(as_json: AsJson = False) -> None:
     ]
     columns = ("runtime", "agent", "kind", "state", "host", "member", "seen")
     empty = "No runtimes. Add one: gofer runtimes add NAME --agent AGENT --kind tmux"
-    show(found, as_json, lambda: table(columns, rows, empty=empty))
+    return found, lambda: table(columns, rows, empty=empty)
 
 
 @app.command()
@@ -59,8 +59,7 @@ def add(
     member: Annotated[str, typer.Option(help="Whose host may announce it. By default the first owner.")] = "",
     url: Annotated[str, typer.Option(help="For a callback: where requests go.")] = "",
     secret: Annotated[str, typer.Option(help="For a callback: the name of the secret that signs them.")] = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Register a runtime. From then on its member's host may announce it.
 
     \b
@@ -72,11 +71,11 @@ def add(
         asked |= {"callback_url": url, "callback_secret": secret}
     made = call("POST", "/runtimes", json=asked)
     then = "" if kind == "callback" else " Now run its host: gofer runtimes host"
-    show(made, as_json, lambda: print(f"{name} is registered for {plain(made['member'])}.{then}"))
+    return made, f"{name} is registered for {plain(made['member'])}.{then}"
 
 
 @app.command("show")
-def show_runtime(name: Name, as_json: AsJson = False) -> None:
+def show_runtime(name: Name) -> Shown:
     """Show a runtime with its last hops.
 
     \b
@@ -93,7 +92,7 @@ def show_runtime(name: Name, as_json: AsJson = False) -> None:
         print("\nLast hops")
         table(("trigger", *HOP), [(each["trigger"], *hop_row(each)) for each in found["hops"]], empty="None.")
 
-    show(found, as_json, shown)
+    return found, shown
 
 
 def hop_row(each: dict[str, Any]) -> tuple[Any, ...]:
@@ -108,8 +107,7 @@ def hop_row(each: dict[str, Any]) -> tuple[Any, ...]:
 def drain(
     name: Name,
     off: Annotated[bool, typer.Option("--off", help="Give it work again, also after crashes.")] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Give a runtime nothing new; what it works on goes on.
 
     \b
@@ -117,18 +115,17 @@ def drain(
     gofer runtimes drain reviewer-pane --off
     """
     done = call("POST", f"/runtimes/{name}/drain", json={"on": not off})
-    show(done, as_json, lambda: print(f"{name} is {done['state']}."))
+    return done, f"{name} is {done['state']}."
 
 
 @app.command()
-def remove(name: Name, as_json: AsJson = False) -> None:
+def remove(name: Name) -> Shown:
     """Forget a runtime. What its agent is asked goes to the fallback.
 
     \b
     gofer runtimes remove reviewer-pane
     """
-    done = call("DELETE", f"/runtimes/{name}")
-    show(done, as_json, lambda: print(f"{name} is forgotten."))
+    return call("DELETE", f"/runtimes/{name}"), f"{name} is forgotten."
 
 
 @app.command()
@@ -137,8 +134,7 @@ def trigger(
     agent: Agent,
     reason: Annotated[str, typer.Option(help="Why; required with --force.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Although it is blocked or somebody types.")] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Wake an external agent that takes part in a conversation.
 
     \b
@@ -148,11 +144,11 @@ def trigger(
     asked = {"agent": agent, "reason": reason, "force": force}
     done = call("POST", f"/conversations/{conversation}/trigger", json=asked)
     told = [done["action"], f"job {done['job']}" if done["job"] else "", done["reason"]]
-    show(done, as_json, lambda: print(", ".join(part for part in told if part)))
+    return done, ", ".join(part for part in told if part)
 
 
 @app.command()
-def participants(conversation: Conversation, as_json: AsJson = False) -> None:
+def participants(conversation: Conversation) -> Shown:
     """List the agents of a conversation, and how far each has read.
 
     \b
@@ -170,18 +166,18 @@ def participants(conversation: Conversation, as_json: AsJson = False) -> None:
         for each in found["participants"]
     ]
     columns = ("agent", "runtime", "unread", "acknowledged", "blocked")
-    show(found, as_json, lambda: table(columns, rows, empty="No agents."))
+    return found, lambda: table(columns, rows, empty="No agents.")
 
 
 @app.command()
-def unblock(conversation: Conversation, agent: Agent, as_json: AsJson = False) -> None:
+def unblock(conversation: Conversation, agent: Agent) -> Shown:
     """Let an agent that was blocked in a conversation be woken again.
 
     \b
     gofer runtimes unblock conv_k3v9 reviewer
     """
     done = call("POST", f"/conversations/{conversation}/unblock", json={"agent": agent})
-    show(done, as_json, lambda: print(f"{agent} may be woken again in {conversation}."))
+    return done, f"{agent} may be woken again in {conversation}."
 
 
 @app.command()

@@ -9,13 +9,13 @@ import typer
 
 from gofer.cli.client import call
 from gofer.cli.exit_codes import USAGE, CommandFailed
-from gofer.cli.output import AsJson, ago, group, show, table
+from gofer.cli.output import Shown, ago, group, table
 
 app = group("Schedules: messages to an agent, or jobs, at regular times.")
 
 
 @app.command("list")
-def list_schedules(as_json: AsJson = False) -> None:
+def list_schedules() -> Shown:
     """List schedules.
 
     \b
@@ -27,7 +27,7 @@ def list_schedules(as_json: AsJson = False) -> None:
         for each in found["schedules"]
     ]
     columns = ("schedule", "cron", "time zone", "work", "missed runs", "next")
-    show(found, as_json, lambda: table(columns, rows, empty="No schedules."))
+    return found, lambda: table(columns, rows, empty="No schedules.")
 
 
 def _next(schedule: dict[str, Any]) -> str:
@@ -60,8 +60,7 @@ def add(
     missed: Annotated[
         str, typer.Option(help="What to do about times missed while Gofer was off: skip, once or all.")
     ] = "once",
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Add a schedule: a message to an agent, or a job.
 
     \b
@@ -80,7 +79,7 @@ def add(
         made = call(
             "POST", f"/conversations/{conversation}/schedules", json={**times, "agent": agent, "say": say}
         )
-    show(made, as_json, lambda: print(f"The schedule {name} is added."))
+    return made, f"The schedule {name} is added."
 
 
 def _object(payload: str) -> Any:
@@ -92,13 +91,10 @@ def _object(payload: str) -> Any:
 
 
 @app.command()
-def remove(
-    name: Annotated[str, typer.Argument(help="Its name or id.", show_default=False)], as_json: AsJson = False
-) -> None:
+def remove(name: Annotated[str, typer.Argument(help="Its name or id.", show_default=False)]) -> Shown:
     """Remove a schedule. Jobs that it has made stay.
 
     \b
     gofer schedules remove nightly
     """
-    gone = call("DELETE", f"/schedules/{name}")
-    show(gone, as_json, lambda: print(f"The schedule {name} is removed."))
+    return call("DELETE", f"/schedules/{name}"), f"The schedule {name} is removed."

@@ -9,7 +9,7 @@ import typer
 from gofer.cli.client import call
 from gofer.cli.exit_codes import FAILED, CommandFailed
 from gofer.cli.input import may_prompt, prompt_secret, read_secret
-from gofer.cli.output import AsJson, ago, group, show, table
+from gofer.cli.output import AsJson, Shown, ago, group, show, table
 
 app = group("Secrets: set, list and delete them. A value is never shown.")
 
@@ -20,7 +20,7 @@ Owner = Annotated[
 
 
 @app.command("list")
-def list_secrets(as_json: AsJson = False) -> None:
+def list_secrets() -> Shown:
     """List the names of all secrets.
 
     \b
@@ -28,7 +28,7 @@ def list_secrets(as_json: AsJson = False) -> None:
     """
     found = call("GET", "/secrets")
     rows = [(each["name"], each["owner"], ago(each["created_at"])) for each in found["secrets"]]
-    show(found, as_json, lambda: table(("secret", "connection", "set"), rows, empty="No secrets."))
+    return found, lambda: table(("secret", "connection", "set"), rows, empty="No secrets.")
 
 
 @app.command()
@@ -52,11 +52,10 @@ def put(
 
 
 @app.command()
-def delete(name: Name, owner: Owner = "", as_json: AsJson = False) -> None:
+def delete(name: Name, owner: Owner = "") -> Shown:
     """Delete a secret.
 
     \b
     gofer secrets delete anthropic_api_key
     """
-    done = call("DELETE", "/secrets", params={"name": name, "owner": owner})
-    show(done, as_json, lambda: print(f"The secret {name} is deleted."))
+    return call("DELETE", "/secrets", params={"name": name, "owner": owner}), f"The secret {name} is deleted."

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from gofer.cli.output import AsJson, show
+from gofer.cli.output import Shown
 from gofer.errors import GoferError
 
 PACKAGES = (
@@ -39,8 +39,7 @@ def selfcheck(
     database: Annotated[
         Path | None, typer.Option(help="A copy of an SQLite store, which is migrated.")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Check that this release works: that it can be imported, that it can migrate a store, and that a scripted
     conversation with a throw-away instance goes as it should. Exit code 1 if not.
 
@@ -53,7 +52,7 @@ def selfcheck(
         return [found async for found in self_check(database)]
 
     found = asyncio.run(check())
-    show({"found": found}, as_json, lambda: print("\n".join(found)))
+    return {"found": found}, "\n".join(found)
 
 
 async def self_check(database: Path | None) -> AsyncIterator[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gofer.cli.client import call
-from gofer.cli.output import AsJson, ago, group, show, table
+from gofer.cli.output import Shown, ago, group, table
 
 app = group("Shells: the sandboxed sessions of conversations.")
 
@@ -16,10 +16,7 @@ Agent = Annotated[str, typer.Argument(help="The agent's name or id.", show_defau
 
 
 @app.command("list")
-def list_shells(
-    conversation: Annotated[str, typer.Option(help="Only of this conversation.")] = "",
-    as_json: AsJson = False,
-) -> None:
+def list_shells(conversation: Annotated[str, typer.Option(help="Only of this conversation.")] = "") -> Shown:
     """List shells, the last used first.
 
     \b
@@ -36,7 +33,7 @@ def list_shells(
         for each in found["shells"]
     ]
     columns = ("conversation", "agent", "sandbox", "used")
-    show(found, as_json, lambda: table(columns, rows, empty="No shells."))
+    return found, lambda: table(columns, rows, empty="No shells.")
 
 
 @app.command("show")
@@ -44,8 +41,7 @@ def show_shell(
     conversation: Conversation,
     agent: Agent,
     path: Annotated[str, typer.Option(help="A directory in its workspace.")] = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Show a shell: the memory, processes and disk that it uses now, and the files in a directory.
 
     \b
@@ -55,11 +51,11 @@ def show_shell(
 
     found = call("GET", f"/shells/{conversation}/{agent}", params={"path": path} if path else {})
     pairs = [(name, value) for name, value in {**found["shell"], **found}.items() if name != "shell"]
-    show(found, as_json, lambda: facts(pairs))
+    return found, lambda: facts(pairs)
 
 
 @app.command()
-def close(conversation: Conversation, agent: Agent, as_json: AsJson = False) -> None:
+def close(conversation: Conversation, agent: Agent) -> Shown:
     """End a shell. Its processes end within a minute, once Gofer runs; its files stay for the next shell.
 
     \b
@@ -71,4 +67,4 @@ def close(conversation: Conversation, agent: Agent, as_json: AsJson = False) -> 
     running = somebody_listens(load_settings().socket_path)
     gone = call("DELETE", f"/shells/{conversation}/{agent}")
     when = "within a minute" if running else "once Gofer runs: it does not run here now"
-    show(gone, as_json, lambda: print(f"The shell is closed. Its processes end {when}."))
+    return gone, f"The shell is closed. Its processes end {when}."

@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from gofer.cli.client import call
-from gofer.cli.output import AsJson, ago, group, refusable, show, table
+from gofer.cli.output import Shown, ago, group, refusable, table
 
 app = group("Tokens for programs that use the API.")
 
 
 @app.command("list")
-def list_tokens(as_json: AsJson = False) -> None:
+def list_tokens() -> Shown:
     """List tokens.
 
     \b
@@ -33,7 +33,7 @@ def list_tokens(as_json: AsJson = False) -> None:
         for each in found["tokens"]
     ]
     titles = ("token", "for", "member", "scope", "ends", "used")
-    show(found, as_json, lambda: table(titles, rows, empty="No tokens."))
+    return found, lambda: table(titles, rows, empty="No tokens.")
 
 
 @app.command()
@@ -52,8 +52,7 @@ def add(
         str, typer.Option(help="Bind it to an agent: it sees what is that agent's, and speaks in its name.")
     ] = "",
     days: Annotated[int, typer.Option(help="Days that it is valid; 0 is for ever.")] = 90,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Create a token and print it, once.
 
     \b
@@ -67,18 +66,16 @@ def add(
     made = call(
         "POST", "/tokens", json={"name": name, "member": member, "agent": agent, "days": days or None, **what}
     )
-    show(made, as_json, lambda: print(made["token"]))
+    return made, made["token"]
 
 
 @app.command()
 def revoke(
     id: Annotated[str, typer.Argument(help="The token's id, from the list.", show_default=False)],
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Revoke a token, at once.
 
     \b
     gofer tokens revoke token_k3v9
     """
-    gone = call("DELETE", f"/tokens/{id}")
-    show(gone, as_json, lambda: print(f"{id} is revoked."))
+    return call("DELETE", f"/tokens/{id}"), f"{id} is revoked."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gofer.cli.exit_codes import FAILED, CommandFailed
-from gofer.cli.output import AsJson, ago, facts, group, plain, show, table
+from gofer.cli.output import AsJson, Shown, ago, facts, group, plain, show, table
 
 if TYPE_CHECKING:
     from gofer.settings import Settings
@@ -28,7 +28,7 @@ Build = Annotated[str, typer.Argument(help="A release, as `gofer update list` sh
 
 
 @app.command("list")
-def list_releases(as_json: AsJson = False) -> None:
+def list_releases() -> Shown:
     """List the releases that are here, and which of them runs.
 
     \b
@@ -52,7 +52,7 @@ def list_releases(as_json: AsJson = False) -> None:
         for build in [build for build, state in states.items() if state == "waits for approval"]:
             print(f"\nTo let {build} be deployed: gofer update approve {build}")
 
-    show({"releases": found}, as_json, tell)
+    return {"releases": found}, tell
 
 
 def failed(failure: dict[str, Any]) -> str:
@@ -63,7 +63,7 @@ def failed(failure: dict[str, Any]) -> str:
 
 
 @app.command("show")
-def show_release(build: Build, as_json: AsJson = False) -> None:
+def show_release(build: Build) -> Shown:
     """Show where a release is from, what its check found, and the whole diff of a change that an agent made.
 
     \b
@@ -94,7 +94,7 @@ def show_release(build: Build, as_json: AsJson = False) -> None:
         facts(lines)
         print(f"\n{change['diff']}" if change else "", end="")
 
-    show(found, as_json, tell)
+    return found, tell
 
 
 @app.command()
@@ -106,8 +106,7 @@ def check(
             show_default=False,
         ),
     ],
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Look for a release that is newer than this one.
 
     \b
@@ -120,7 +119,7 @@ def check(
     newer = newer_in_index(index) if is_address(index) else newer_releases(Path(index))
     found = [{"version": version, "wheel": str(place)} for version, place in newer]
     said = [f"{one['version']} is there. To stage it: gofer update stage {one['wheel']}" for one in found[:1]]
-    show({"releases": found}, as_json, lambda: print(said[0] if said else "There is nothing newer."))
+    return {"releases": found}, said[0] if said else "There is nothing newer."
 
 
 @app.command()
@@ -131,8 +130,7 @@ def build(
         Path | None, typer.Option(help="An Ed25519 key in PEM form that signs the release.")
     ] = None,
     revision: Annotated[str, typer.Option(help="The git revision of the source.")] = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Build a release from a source tree. Nothing of the tree is run.
 
     \b
@@ -142,7 +140,7 @@ def build(
 
     wheel, manifest = build_release(source, to, revision=revision, key=key)
     made = {"wheel": str(wheel), "manifest": str(manifest)}
-    show(made, as_json, lambda: facts(list(made.items())))
+    return made, lambda: facts(list(made.items()))
 
 
 @app.command()
@@ -151,8 +149,7 @@ def trust(
         Path | None,
         typer.Argument(help="An Ed25519 public key in PEM form; without it, list those that are trusted."),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Trust releases that are signed with a key, or list the keys that are trusted.
 
     \b
@@ -166,11 +163,10 @@ def trust(
     home, _ = _home()
     if key is None:
         ids = sorted(trusted_keys(home))
-        show({"keys": ids}, as_json, lambda: print("\n".join(ids) or "No key is trusted."))
-        return
+        return {"keys": ids}, "\n".join(ids) or "No key is trusted."
     id_ = trust_key(home, key)
     _record(home, "trust", id_)
-    show({"key": id_}, as_json, lambda: print(f"Releases signed with {id_} are trusted from now on."))
+    return {"key": id_}, f"Releases signed with {id_} are trusted from now on."
 
 
 @app.command()
@@ -178,8 +174,7 @@ def untrust(
     key: Annotated[
         str, typer.Argument(help="The key, as `gofer update trust` lists it.", show_default=False)
     ],
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Trust nothing any more that is signed with a key. What runs already goes on; what is staged is not deployed.
 
     \b
@@ -190,7 +185,7 @@ def untrust(
     home, _ = _home()
     untrust_key(home, key)
     _record(home, "untrust", key)
-    show({"key": key}, as_json, lambda: print(f"Releases signed with {key} are not trusted any more."))
+    return {"key": key}, f"Releases signed with {key} are not trusted any more."
 
 
 @app.command()
@@ -202,8 +197,7 @@ def stage(
     unsigned: Annotated[
         bool, typer.Option("--unsigned", help="Accept this file although nobody trusted has signed it.")
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Check a release and put it where `gofer up` can run it. It does not run yet.
 
     \b
@@ -225,12 +219,11 @@ def stage(
     compile_release(home, staged.build)
     _record(home, "stage", staged.build, file=wheel, signed_by=staged.signed_by, unsigned=unsigned)
     said = f"Staged as {staged.build}. To let it be deployed: gofer update approve {staged.build}"
-    told = {"build": staged.build, "version": staged.version, "signed_by": staged.signed_by}
-    show(told, as_json, lambda: print(said))
+    return {"build": staged.build, "version": staged.version, "signed_by": staged.signed_by}, said
 
 
 @app.command()
-def approve(build: Build, as_json: AsJson = False) -> None:
+def approve(build: Build) -> Shown:
     """Let a staged release be deployed.
 
     \b
@@ -241,7 +234,7 @@ def approve(build: Build, as_json: AsJson = False) -> None:
     home, _ = _home()
     approve_release(home, build, by=_who())
     _record(home, "approve", build)
-    show({"build": build}, as_json, lambda: print(f"Approved. To run it: gofer update deploy {build}"))
+    return {"build": build}, f"Approved. To run it: gofer update deploy {build}"
 
 
 @app.command()
@@ -272,8 +265,7 @@ def deploy(
 @app.command()
 def rollback(
     wait: Annotated[bool, typer.Option(help="Wait until the release before serves.")] = True,
-    as_json: AsJson = False,
-) -> None:
+) -> Shown:
     """Have `gofer up` run the release before the current one again.
 
     \b
@@ -291,12 +283,11 @@ def rollback(
     if outcome.get("state") == "runs":
         raise CommandFailed(f"{left} still runs: `gofer up` found no release to go back to.", FAILED)
     state, why = ("runs again", outcome["reason"]) if wait else ("asked for", "")
-    told = {"to": before, "state": state, "reason": why}
-    show(told, as_json, lambda: print(plain(f"{before}: {state}. {why}").rstrip()))
+    return {"to": before, "state": state, "reason": why}, plain(f"{before}: {state}. {why}").rstrip()
 
 
 @app.command()
-def drop(build: Build, as_json: AsJson = False) -> None:
+def drop(build: Build) -> Shown:
     """Remove a staged release. One that runs, or that may have to come back, stays.
 
     \b
@@ -307,7 +298,7 @@ def drop(build: Build, as_json: AsJson = False) -> None:
     home, _ = _home()
     drop_release(home, build)
     _record(home, "drop", build)
-    show({"build": build}, as_json, lambda: print(f"Release {build} is removed."))
+    return {"build": build}, f"Release {build} is removed."
 
 
 def _record(home: Home, action: str, subject: str, **facts: Any) -> None:
