@@ -60,7 +60,7 @@ async def local(tmp_path: Path) -> AsyncIterator[Make]:
             catalogue = Catalogue({"local": provider}, http=http)
             model = await catalogue.ready("local/llama", effort=effort)
             assert isinstance(model, ResilientModel)
-            model._sleep = _no_sleep
+            model.sleep = _no_sleep
             return World(model=model, shell=LocalShell(tmp_path), **{"spec": FREE, **more}), service
 
         yield make
@@ -449,7 +449,7 @@ async def test_an_address_where_nobody_is_and_one_that_is_none(local: Make) -> N
         catalogue = Catalogue({"local": Provider(base_url=base_url)})
         model = await catalogue.ready("local/llama")
         assert isinstance(model, ResilientModel)
-        model._sleep = _no_sleep
+        model.sleep = _no_sleep
         with pytest.raises(ModelError) as raised:
             _ = [event async for event in model.stream(QUESTION)]
         assert raised.value.kind == kind

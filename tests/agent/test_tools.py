@@ -21,7 +21,7 @@ from gofer.agent.interfaces import Ran, Surroundings
 from gofer.agent.outcome import Answered
 from gofer.agent.state import Call
 from gofer.agent.tools import registry
-from gofer.agent.tools.bash import MAX_CHARACTERS, MUCH, Glimpse, Masker
+from gofer.agent.tools.bash import MAX_CHARACTERS, MUCH, Glimpse, Masker, NoMask
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.registry import Policy, ToolRegistry, ToolRunner, plugin_tools
 from gofer.errors import ConfigError
@@ -31,12 +31,14 @@ from gofer.vault.redaction import Redactor, Secret
 from gofer_standins.anthropic import call, calls, say
 from support.patience import patience
 
+NO_MASK = NoMask()
+
 
 class Bench:
     """Calls tools as a run would."""
 
     def __init__(
-        self, directory: Path, *tools: Tool[Any], trust: Any = "owner", mask: Masker | None = None
+        self, directory: Path, *tools: Tool[Any], trust: Any = "owner", mask: Masker = NO_MASK
     ) -> None:
         self.shell = LocalShell(directory)
         self.blobs = DictBlobs()

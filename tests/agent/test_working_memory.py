@@ -573,14 +573,14 @@ class Torn(StoreJournal):
             return await super().append(kind, data, parent_id)
         verb = partial(
             store_adapters.append_event,
-            vault=self._vault, claim=self._claim, kind=kind, data=data, parent_id=parent_id,
+            vault=self.vault, claim=self.claim, kind=kind, data=data, parent_id=parent_id,
         )  # fmt: skip
 
         def torn(connection: Connection) -> int:
             verb(connection)
             raise Killed
 
-        return await self._database.write(torn)
+        return await self.database.write(torn)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)

@@ -129,40 +129,31 @@ class Go:
     """For the user."""
 
 
+@dataclass(eq=False)
 class JobLimits:
     """The limits of one job."""
 
-    def __init__(
-        self,
-        settings: LimitSettings,
-        prices: Prices,
-        models: tuple[str, ...],
-        ledger: Ledger,
-        *,
-        window: Callable[[], int] = lambda: 1_000_000,
-        fixed: int = 0,
-    ) -> None:
-        self._settings = settings
-        self._prices = prices
-        self._models = models
-        self._ledger = ledger
-        self._window = window
-        """The model's window in tokens, as far as it is known by now."""
-        self._fixed = fixed
-        """Tokens that are in every request."""
+    settings: LimitSettings
+    prices: Prices
+    models: tuple[str, ...]
+    ledger: Ledger
+    window: Callable[[], int] = lambda: 1_000_000
+    """The model's window in tokens, as far as it is known by now."""
+    fixed: int = 0
+    """Tokens that are in every request."""
 
     def check_start(self, state: State) -> Halt | None:
         """Why the run cannot begin: the model's window is too small for any request, or there is a cap on cost and no
         known price."""
-        if self._fixed + 2 * MIN_TOKENS > self._window():
+        if self.fixed + 2 * MIN_TOKENS > self.window():
             return Halt(
                 "model.context",
-                f"{self._models[0]} takes {self._window()} tokens, and my instructions and tools alone have about "
-                f"{self._fixed}. Serve it with a larger context (llama.cpp: -c 32768, Ollama: "
+                f"{self.models[0]} takes {self.window()} tokens, and my instructions and tools alone have about "
+                f"{self.fixed}. Serve it with a larger context (llama.cpp: -c 32768, Ollama: "
                 "OLLAMA_CONTEXT_LENGTH=32768, vLLM: --max-model-len), or give the agent fewer tools.",
             )
-        capped = self._job_cap(state) or self._settings.caps(background=state.background)
-        unknown = [model for model in self._models if self._prices.of(model) is None]
+        capped = self._job_cap(state) or self.settings.caps(background=state.background)
+        unknown = [model for model in self.models if self.prices.of(model) is None]
         if not capped or not unknown:
             return None
         return Halt(
@@ -173,7 +164,7 @@ class JobLimits:
 
     def cost(self, model: str, usage: Usage) -> int:
         """What a call has cost."""
-        price = self._prices.of(model)
+        price = self.prices.of(model)
         return price.cost(usage) if price else 0
 
     async def before_turn(
@@ -195,17 +186,17 @@ class JobLimits:
                 short = await self._reserve(state, _next_turn(state), amount, kept_back)
                 if short is None:
                     return self._go(state, most, amount)
-                over = _scope_halt(short, amount + kept_back, self._settings)
+                over = _scope_halt(short, amount + kept_back, self.settings)
         begun = Halt(**state.wrapping_up) if state.wrapping_up else None
         return await self._wrap_up(state, size, price, begun or over or self._job_halt(state, size, price))
 
     async def settle(self, state: State, cost: int, model: str) -> None:
         """Tell the ledger what the call that just ended has cost, failed tries included."""
-        await self._ledger.settle(f"turn:{state.calls}", state.tries_cost + cost, model)
+        await self.ledger.settle(f"turn:{state.calls}", state.tries_cost + cost, model)
 
     async def settle_summary(self, state: State, cost: int, model: str) -> None:
         """Tell the ledger what a summary has cost."""
-        await self._ledger.settle(f"summary:{state.compactions + 1}", cost, model)
+        await self.ledger.settle(f"summary:{state.compactions + 1}", cost, model)
 
     async def afford(self, state: State, input_tokens: int, output_tokens: int) -> bool:
         """Whether there is money for a summary beside a last answer. If so, it is set aside."""
@@ -224,17 +215,17 @@ class JobLimits:
 
     def time_left(self, state: State) -> float:
         """Seconds of active time; what a tool may use at most."""
-        return max(0.0, self._settings.active_minutes * 60 - state.active_ms / 1000)
+        return max(0.0, self.settings.active_minutes * 60 - state.active_ms / 1000)
 
     def _job_cap(self, state: State) -> int:
-        return self._settings.job_cap(background=state.background)
+        return self.settings.job_cap(background=state.background)
 
     def _dearest(self) -> Price:
-        known = [price for model in self._models if (price := self._prices.of(model))]
+        known = [price for model in self.models if (price := self.prices.of(model))]
         return max(known, key=lambda price: price.output, default=Price(input=0, output=0))  # type: ignore[arg-type]
 
     def _over(self, state: State) -> Halt | None:
-        settings = self._settings
+        settings = self.settings
         if state.turns >= settings.steps:
             return Halt("limit.steps", f"I reached the limit of {settings.steps} steps for one job.")
         if state.active_ms >= settings.active_minutes * 60_000:
@@ -257,25 +248,25 @@ class JobLimits:
         """Output tokens that still leave enough for a wrap-up answer after this call."""
         cap = self._job_cap(state)
         if not cap or not price.output:
-            return self._settings.output_tokens
+            return self.settings.output_tokens
         left = cap - state.spent - state.reserved
         left -= price.worst(size, 0) + self._last_call(size, price)
         return int(left / price.output)
 
     def _longest(self, size: int) -> int:
         """Tokens of an answer that fit beside a request of this size."""
-        return max(MIN_TOKENS, min(self._settings.output_tokens, self._window() - size))
+        return max(MIN_TOKENS, min(self.settings.output_tokens, self.window() - size))
 
     def _last_call(self, size: int, price: Price) -> int:
         """What a last answer after this call can cost. It leaves out the results of tools: without money for them, they
         are cleared."""
-        return price.worst(size + self._settings.output_tokens, WRAP_UP_TOKENS)
+        return price.worst(size + self.settings.output_tokens, WRAP_UP_TOKENS)
 
     async def _reserve(self, state: State, key: str, amount: int, kept_back: int = 0) -> Short | None:
         """Set money aside for a call, if every cap leaves that much beside it."""
         background = state.background
-        caps = {scope: cap - kept_back for scope, cap in self._settings.caps(background=background).items()}
-        return await self._ledger.reserve(key, amount, caps, background=background)
+        caps = {scope: cap - kept_back for scope, cap in self.settings.caps(background=background).items()}
+        return await self.ledger.reserve(key, amount, caps, background=background)
 
     async def _wrap_up(self, state: State, size: int, price: Price, why: Halt) -> Go | Halt:
         most = min(WRAP_UP_TOKENS, self._longest(size))
@@ -294,14 +285,14 @@ class JobLimits:
         warning = None
         if used >= 0.9 and "limit.near" not in state.given:
             notes = (Note("limit.near", f"About a tenth of your {what} is left. Come to an end."),)
-        if used >= self._settings.warn_at and "warned" not in state.given:
+        if used >= self.settings.warn_at and "warned" not in state.given:
             warning = Note(
-                "warned", f"This job has used more than {self._settings.warn_at:.0%} of its {what}."
+                "warned", f"This job has used more than {self.settings.warn_at:.0%} of its {what}."
             )
         return Go(tokens, amount, notes, warning=warning)
 
     def _used(self, state: State) -> tuple[float, str]:
-        settings = self._settings
+        settings = self.settings
         parts = [
             (state.turns / settings.steps, "steps"),
             (state.active_ms / (settings.active_minutes * 60_000), "working time"),

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from gofer.agent.context import CHARACTERS_PER_TOKEN
@@ -212,29 +213,23 @@ def sayable(content: list[Block]) -> list[Block]:
     return [] if thinking_only else kept
 
 
+@dataclass(eq=False)
 class ToolCalls:
     """Runs the tool calls that the model asked for."""
 
-    def __init__(
-        self,
-        record: Recorder,
-        tools: Tools,
-        limits: Limits,
-        inbox: Inbox,
-        questions: Questions,
-        delegations: Delegations | None = None,
-    ) -> None:
-        self._record = record
-        self._tools = tools
-        self._limits = limits
-        self._inbox = inbox
-        self._questions = questions
-        self._delegations = delegations
+    record: Recorder
+    tools: Tools
+    limits: Limits
+    inbox: Inbox
+    questions: Questions
+    delegations: Delegations | None = None
+
+    def __post_init__(self) -> None:
         self.stopping = asyncio.Event()
 
     async def act(self) -> Asked | Delegated | Failed | None:
         """Give every pending call its result; or say that one of them waits: for a person, for tasks, for a service."""
-        for group in self._groups(self._record.state.pending):
+        for group in self._groups(self.record.state.pending):
             waiting = [one for one in await asyncio.gather(*map(self._one, group)) if one is not None]
             if waiting:
                 # A person may answer at any time; a service says when to come back.
@@ -244,7 +239,7 @@ class ToolCalls:
 
     def _groups(self, calls: list[Call]) -> Iterator[list[Call]]:
         """Groups of calls in the order asked: neighbours that may run side by side together, every other call alone."""
-        for parallel, group in groupby(calls, self._tools.parallel):
+        for parallel, group in groupby(calls, self.tools.parallel):
             together = list(group)
             yield from [together] if parallel else [[call] for call in together]
 
@@ -255,27 +250,27 @@ class ToolCalls:
             return await self._results(call)
         if call.started and call.tier != Tier.READ:
             # Before any refusal: its tool may be gone by now, and what it did is as unknown as ever.
-            await self._finish(call, await self._tools.recover(call, self._surroundings()) or _unknown(), 0)
+            await self._finish(call, await self.tools.recover(call, self._surroundings()) or _unknown(), 0)
             return None
-        refusal = self._tools.refusal(call, narrowed=self._record.state.narrowed)
+        refusal = self.tools.refusal(call, narrowed=self.record.state.narrowed)
         if refusal is None:
             return await self._run(call)
         await self._finish(call, refusal, 0)
         return None
 
     async def _run(self, call: Call) -> Asked | Delegated | Failed | None:
-        parent = self._record.state.rounds[-1].event_id
+        parent = self.record.state.rounds[-1].event_id
         if not call.started:
-            started = {"call_id": call.id, "name": call.name, "tier": self._tools.tier(call)}
-            await self._record("tool.started", started, parent)
+            started = {"call_id": call.id, "name": call.name, "tier": self.tools.tier(call)}
+            await self.record("tool.started", started, parent)
         begin = time.monotonic()
-        ran = await self._tools.run(call, self._surroundings())
+        ran = await self.tools.run(call, self._surroundings())
         if ran.retry_after is not None and call.delays < MAX_DELAYS:
             return await self._delayed(call, ran.result.content, ran.retry_after)
         if ran.result.delegation:
             tasks = [{"kind": one.kind, "title": one.title, "instructions": one.instructions}
                      for one in ran.result.delegation]  # fmt: skip
-            await self._record(
+            await self.record(
                 "run.delegated", {"call_id": call.id, "count": len(tasks), "tasks": tasks}, parent
             )
             return await self._results(call)
@@ -284,19 +279,19 @@ class ToolCalls:
             await self._finish(call, ran, int((time.monotonic() - begin) * 1000))
             return None
         data = {"call_id": call.id, "text": question.text, "choices": list(question.choices)}
-        await self._record("run.asked", {**data, "expires_after": question.expires_after}, parent)
+        await self.record("run.asked", {**data, "expires_after": question.expires_after}, parent)
         return self._asked(call)
 
     async def _results(self, call: Call) -> Delegated | None:
         """The results of a call's tasks; or that they are not over."""
         assert call.delegated is not None
-        found = await self._delegations.results(call.id) if self._delegations is not None else None
-        state = self._record.state
-        if found is None and self._delegations is not None:
+        found = await self.delegations.results(call.id) if self.delegations is not None else None
+        state = self.record.state
+        if found is None and self.delegations is not None:
             tasks = tuple(NewTask(**one) for one in call.delegated["tasks"])
             return Delegated(
                 call.id, tasks, state.included_to, state.trust, state.narrowed, state.background,
-                self._limits.money_left(state),
+                self.limits.money_left(state),
             )  # fmt: skip
         result = ToolResult(NO_WORKERS, is_error=True)
         if found is not None:
@@ -309,17 +304,17 @@ class ToolCalls:
 
     async def _delayed(self, call: Call, detail: str, after: float) -> Failed:
         data = {"call_id": call.id, "name": call.name[:200], "after": after, "detail": detail}
-        await self._record("tool.delayed", data, self._record.state.rounds[-1].event_id)
-        return Failed(SERVICE_WAIT, detail, self._record.state.included_to, after, waiting=True)
+        await self.record("tool.delayed", data, self.record.state.rounds[-1].event_id)
+        return Failed(SERVICE_WAIT, detail, self.record.state.included_to, after, waiting=True)
 
     def _surroundings(self) -> Surroundings:
-        state = self._record.state
+        state = self.record.state
         return Surroundings(
             narrowed=state.narrowed,
             plan=state.plan,
-            seconds_left=self._limits.time_left(state),
+            seconds_left=self.limits.time_left(state),
             stopping=self._wait_stop,
-            on_output=lambda call_id, text: self._record.listen(
+            on_output=lambda call_id, text: self.record.listen(
                 "tool.delta", {"call_id": call_id, "text": text}
             ),
         )
@@ -330,15 +325,15 @@ class ToolCalls:
     def _asked(self, call: Call, seen: Sequence[ConversationMessage] = ()) -> Asked:
         assert call.asked is not None
         question = Question(call.asked["text"], tuple(call.asked["choices"]), call.asked["expires_after"])
-        state = self._record.state
+        state = self.record.state
         seen_to = seen[-1].seq if seen else state.included_to
         return Asked(call.id, question, state.included_to, seen_to, state.narrowed)
 
     async def _answer(self, call: Call) -> Asked | None:
-        state = self._record.state
-        answer = await self._questions.answer(call.id)
+        state = self.record.state
+        answer = await self.questions.answer(call.id)
         if answer is None:
-            unread = await self._inbox.unread(state.included_to)
+            unread = await self.inbox.unread(state.included_to)
             heard = [said for said in unread if not said.background and not quotes(said.trust, state.trust)]
             if not heard:
                 return self._asked(call, unread)
@@ -354,7 +349,7 @@ class ToolCalls:
             "name": call.name[:200],
             "status": ran.status,
             "content": result.content,
-            "images": await self._tools.pictures(result),
+            "images": await self.tools.pictures(result),
             "details": dict(result.details),
             "is_error": result.is_error,
             "exit_code": result.exit_code,
@@ -364,7 +359,7 @@ class ToolCalls:
             "pieces": list(result.pieces),
             "untrusted": result.untrusted,
             "progress": result.progress,
-            "polling": self._tools.polling(call),
+            "polling": self.tools.polling(call),
             "asked": call.asked is not None,
             "call_sig": call_sig(call.name, call.input),
             "result_sig": result_sig(result),
@@ -372,7 +367,7 @@ class ToolCalls:
             "cost": result.cost,
             "ends": result.ends,
         }
-        await self._record("tool.finished", data, self._record.state.rounds[-1].event_id)
+        await self.record("tool.finished", data, self.record.state.rounds[-1].event_id)
 
 
 def _typed(call: Call, said: ConversationMessage) -> QuestionAnswer | None:

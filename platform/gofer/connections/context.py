@@ -36,6 +36,7 @@ class LoadedConnection:
     enabled: bool
 
 
+@dataclass(eq=False, kw_only=True)
 class LoadedConnections:
     """Looks connections up.
 
@@ -43,24 +44,16 @@ class LoadedConnections:
     another process may have rotated a secret a moment ago, and the next request must know: nothing is kept.
     """
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        vault: Vault,
-        registry: IntegrationRegistry,
-        public_url: str,
-        uses: Uses,
-        http: httpx2.AsyncClient | None = None,
-        proxied: Callable[[str], httpx2.AsyncClient] | None = None,
-    ) -> None:
-        self._database = database
-        self._vault = vault
-        self._registry = registry
-        self._public_url = public_url.rstrip("/")
-        self._uses = uses
-        self._http = http
-        self._proxied = proxied
+    database: Database
+    vault: Vault
+    registry: IntegrationRegistry
+    public_url: str
+    uses: Uses
+    http: httpx2.AsyncClient | None = None
+    proxied: Callable[[str], httpx2.AsyncClient] | None = None
+
+    def __post_init__(self) -> None:
+        self._public_url = self.public_url.rstrip("/")
         self._kept: dict[str, LoadedConnection] = {}
 
     def forget(self) -> None:
@@ -71,15 +64,15 @@ class LoadedConnections:
         """A connection by id; raises NotFound, or NotInstalled while its integration is missing."""
         if (kept := self._kept.get(connection_id)) is not None:
             return kept
-        row, secrets = await self._database.read(lambda connection: self._read(connection, connection_id))
+        row, secrets = await self.database.read(lambda connection: self._read(connection, connection_id))
         connected = self.connected(row, secrets)
-        if self._database.dialect == "sqlite":
+        if self.database.dialect == "sqlite":
             self._kept[connection_id] = connected
         return connected
 
     async def all(self) -> list[LoadedConnection]:
         """Every enabled connection whose integration is installed."""
-        ids = await self._database.read(
+        ids = await self.database.read(
             lambda connection: list(
                 connection.execute(select(connections.c.id).where(connections.c.enabled)).scalars()
             )
@@ -95,27 +88,27 @@ class LoadedConnections:
     def connected(self, row: Any, secrets: dict[str, Any]) -> LoadedConnection:
         """A connection's row with its secrets and integration."""
         integration = self._integration(row)
-        proxy = integration.proxy(row.settings, secrets) if self._proxied is not None else ""
+        proxy = integration.proxy(row.settings, secrets) if self.proxied is not None else ""
         account = ConnectionContext(
             id=row.id,
             name=row.name,
             settings=row.settings,
             secrets=secrets,
             hook_url=f"{self._public_url}/hooks/{row.id}" if self._public_url else None,
-            http=self._http,
-            proxied=self._proxied(proxy) if proxy and self._proxied is not None else None,
-            on_use=partial(self._uses.add, row.workspace_id, row.id),
+            http=self.http,
+            proxied=self.proxied(proxy) if proxy and self.proxied is not None else None,
+            on_use=partial(self.uses.add, row.workspace_id, row.id),
             signer=partial(self._sign, row.id),
         )
         return LoadedConnection(account, integration, row.workspace_id, row.enabled)
 
     def _sign(self, connection_id: str, *parts: str) -> str:
-        return self._vault.mac_key(MARKS).digest(connection_id, *parts)
+        return self.vault.mac_key(MARKS).digest(connection_id, *parts)
 
     def _integration(self, row: Any) -> Integration:
         """The code of a connection. Without it what is to be done waits, or is given up once it is switched off."""
         try:
-            return self._registry.get(row.integration)
+            return self.registry.get(row.integration)
         except NotFound as error:
             if not row.enabled:
                 raise
@@ -126,7 +119,7 @@ class LoadedConnections:
         if row is None:
             raise NotFound(f"There is no connection {connection_id!r}.")
         row_macs.require(connection, connections, row)
-        return row, secrets_of(connection, self._vault, workspace_id=row.workspace_id, owner=connection_id)
+        return row, secrets_of(connection, self.vault, workspace_id=row.workspace_id, owner=connection_id)
 
 
 class HttpClients:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, literal_column, select, update
@@ -72,27 +73,17 @@ def _open(connection: Connection, vault: Vault, row: Any) -> StoredMessage:
     return open_stored(conversation_key(connection, vault, row.conversation_id), row)
 
 
+@dataclass(eq=False, kw_only=True)
 class Admitter:
     """Admits messages on behalf of a run."""
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        vault: Vault,
-        accounts: LoadedConnections,
-        redactor: Redactor,
-        strangers: StrangerLimit | None = None,
-        noticed: Noticed = lambda claim, read, fresh: None,
-        charge: Charge = lambda connection, claim, key, dollars: None,
-    ) -> None:
-        self._database = database
-        self._vault = vault
-        self._accounts = accounts
-        self._redactor = redactor
-        self._strangers = strangers or StrangerLimit()
-        self._noticed = noticed
-        self._charge = charge
+    database: Database
+    vault: Vault
+    accounts: LoadedConnections
+    redactor: Redactor
+    strangers: StrangerLimit = field(default_factory=lambda: StrangerLimit())
+    noticed: Noticed = lambda claim, read, fresh: None
+    charge: Charge = lambda connection, claim, key, dollars: None
 
     async def admit(self, claim: Claim, found: Sequence[StoredMessage]) -> list[StoredMessage]:
         """The same messages, each with its author's trust; raises Temporary when a service cannot say now."""
@@ -100,7 +91,7 @@ class Admitter:
         for read in found:
             fresh = read.trust is Trust.UNKNOWN
             known = await self._admit(claim, read) if fresh else read
-            self._noticed(claim, known, fresh)
+            self.noticed(claim, known, fresh)
             admitted.append(known)
         return admitted
 
@@ -109,9 +100,9 @@ class Admitter:
         while read.trust is Trust.UNKNOWN:
             admission = await self._ask(claim, read)
             if admission.text is not None:
-                admission = dataclasses.replace(admission, text=self._redactor.redact(admission.text))
-            read = await self._database.write(
-                _store, vault=self._vault, claim=claim, read=read, admission=admission, charge=self._charge
+                admission = dataclasses.replace(admission, text=self.redactor.redact(admission.text))
+            read = await self.database.write(
+                _store, vault=self.vault, claim=claim, read=read, admission=admission, charge=self.charge
             )
         return read
 
@@ -119,19 +110,19 @@ class Admitter:
         if read.connection_id is None:
             return Admission("stranger", note="no connection")
         try:
-            connected = await self._accounts.get(read.connection_id)
-            role = await self._database.read(
+            connected = await self.accounts.get(read.connection_id)
+            role = await self.database.read(
                 known_role,
                 workspace_id=claim.workspace_id,
                 integration=connected.integration.name,
                 subject=read.message.author.id,
             )
             author = read.message.author.id
-            if role is None and not self._strangers.may_look_up(read.connection_id, author):
+            if role is None and not self.strangers.may_look_up(read.connection_id, author):
                 return Admission("stranger", note="found to be a stranger often enough within the hour")
             admission = await connected.integration.admit(Unread(read.message, role), connected.account)
             if admission.trust == "stranger":
-                self._strangers.was_stranger(read.connection_id, author)
+                self.strangers.was_stranger(read.connection_id, author)
             return admission
         except (Permanent, NotFound) as error:
             # Who cannot be looked up is nobody we know.

@@ -8,7 +8,7 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -95,34 +95,26 @@ class Gate:
         self.inside -= 1
 
 
+@dataclass(eq=False, kw_only=True)
 class Intake:
     """Verifies requests, reads them and records them."""
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        vault: Vault,
-        accounts: LoadedConnections,
-        signals: Signals,
-        gate: Gate,
-        redactor: Redactor,
-        strangers: StrangerLimit | None = None,
-    ) -> None:
-        self._database = database
-        self._vault = vault
-        self._accounts = accounts
-        self._signals = signals
-        self._strangers = strangers or StrangerLimit()
-        self._redactor = redactor
-        self.gate = gate
+    database: Database
+    vault: Vault
+    accounts: LoadedConnections
+    signals: Signals
+    gate: Gate
+    redactor: Redactor
+    strangers: StrangerLimit = field(default_factory=StrangerLimit)
+
+    def __post_init__(self) -> None:
         self._huge = asyncio.Lock()
         self.outdated: dict[str, str] = {}
         """What the senders of connections should change, by the connection's id."""
 
     async def connected(self, connection_id: str) -> LoadedConnection:
         """A connection as it is now; raises NotFound."""
-        return await self._accounts.get(connection_id)
+        return await self.accounts.get(connection_id)
 
     async def receive(self, connection_id: str, request: Request) -> Taken:
         """A webhook: verified before anything in it is read. Durable when this returns."""
@@ -135,7 +127,7 @@ class Intake:
         """The connection that a webhook is for; raises NotFound, and Refused when it takes none."""
         if not CONNECTION_ID.fullmatch(connection_id):
             raise NotFound("There is no such connection.")
-        connected = await self._accounts.get(connection_id)
+        connected = await self.accounts.get(connection_id)
         if not connected.enabled:
             raise Refused("The connection is switched off.")
         return connected
@@ -167,7 +159,7 @@ class Intake:
         )
         body = request.body
         if await self._tells_a_secret(request.body, headers, parsed.message):
-            headers = tuple((name, self._redactor.redact(value)) for name, value in headers)
+            headers = tuple((name, self.redactor.redact(value)) for name, value in headers)
             body = self._masked(body)
             if parsed.message is not None:
                 parsed = dataclasses.replace(parsed, message=self._without_secrets(parsed.message))
@@ -178,31 +170,31 @@ class Intake:
             source=source,
             parsed=parsed,
             body=body,
-            body_hash=body_digest(self._vault, request.body),
+            body_hash=body_digest(self.vault, request.body),
             headers=headers,
             same_body_window=0 if again else integration.same_body_window,
             message_digest=None if again else self._digest(connected, parsed),
             settings=_renamed_settings(connected, parsed),
         )
         crash_point("intake.before_record")
-        taken = await self._database.write(lambda connection: take_in(connection, self._vault, arrival))
+        taken = await self.database.write(lambda connection: take_in(connection, self.vault, arrival))
         crash_point("intake.committed")
         if arrival.settings is not None:
-            self._accounts.forget()
+            self.accounts.forget()
         if taken.woke:
             self.gate.waiting += 1
-            self._signals.wake(JOBS)
-        self._signals.wake(EVENTS)
+            self.signals.wake(JOBS)
+        self.signals.wake(EVENTS)
         return taken
 
     def _digest(self, connected: LoadedConnection, parsed: Parsed) -> str | None:
         if not parsed.message_id:
             return None
-        return self._vault.mac_key(REPLAY).digest(connected.account.id, parsed.message_id)
+        return self.vault.mac_key(REPLAY).digest(connected.account.id, parsed.message_id)
 
     async def _one_too_many(self, connected: LoadedConnection, message: Incoming) -> bool:
-        return message.addressed and await self._strangers.refuses(
-            self._database,
+        return message.addressed and await self.strangers.refuses(
+            self.database,
             workspace_id=connected.workspace_id,
             integration=connected.integration.name,
             connection_id=connected.account.id,
@@ -253,13 +245,13 @@ class Intake:
     ) -> bool:
         """Whether anything of it has to be masked: one search over everything, since almost nothing ever has. Large
         requests are searched text by text, in a thread."""
-        texts, finds = _texts(body, headers, message), self._redactor.finds
+        texts, finds = _texts(body, headers, message), self.redactor.finds
         if len(body) < LARGE:
             return finds("\n \n".join(texts))
         return await asyncio.to_thread(lambda: any(map(finds, texts)))
 
     def _without_secrets(self, message: Incoming) -> Incoming:
-        mask = self._redactor.redact
+        mask = self.redactor.redact
         author = dataclasses.replace(message.author, name=mask(message.author.name))
         return dataclasses.replace(
             message,
@@ -272,7 +264,7 @@ class Intake:
     def _masked(self, body: bytes) -> bytes:
         """The body as it is stored: as received, unless one of our own secrets is in it."""
         text = body.decode("utf-8", errors="surrogateescape")
-        masked = self._redactor.redact(text)
+        masked = self.redactor.redact(text)
         return body if masked == text else masked.encode("utf-8", errors="surrogateescape")
 
 

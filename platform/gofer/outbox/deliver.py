@@ -49,35 +49,29 @@ BETWEEN_TRIES = 0.5
 """Seconds until a store that is away is asked again."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Outbox:
     """Sends replies. `handle` is the handler of deliver jobs."""
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        vault: Vault,
-        accounts: LoadedConnections,
-        redactor: Redactor,
-        late_write_within: float,
-        public_url: str = "",
-    ) -> None:
-        self._database = database
-        self._vault = vault
-        self._accounts = accounts
-        self._redactor = redactor
-        self._telling = RunSummary(vault, redactor, public_url)
-        self._notices = FailureNotices(database, accounts, public_url)
-        self._late_write_within = late_write_within
-        """Seconds after its lease in which a silent worker's last request may still arrive outside."""
+    database: Database
+    vault: Vault
+    accounts: LoadedConnections
+    redactor: Redactor
+    late_write_within: float
+    """Seconds after its lease in which a silent worker's last request may still arrive outside."""
+    public_url: str = ""
+
+    def __post_init__(self) -> None:
+        self._telling = RunSummary(self.vault, self.redactor, self.public_url)
+        self._notices = FailureNotices(self.database, self.accounts, self.public_url)
 
     async def handle(self, run: Run) -> Outcome:
         """Send everything the binding's ledger holds."""
         binding_id = str(run.claim.payload["binding_id"])
-        before = await self._database.read(ledger.earlier_tries, claim=run.claim)
+        before = await self.database.read(ledger.earlier_tries, claim=run.claim)
         burdened, progressed = run.claim.attempts > 1, False
         while True:
-            part = await self._database.read(ledger.next_part, vault=self._vault, binding_id=binding_id)
+            part = await self.database.read(ledger.next_part, vault=self.vault, binding_id=binding_id)
             if part is None:
                 return await self._over(run)
             if part.state is ReplyState.SENT and part.confirm_in is not None and part.confirm_in > 0:
@@ -96,7 +90,7 @@ class Outbox:
             await self._give_up(run, part, part.unreadable)
             return None
         try:
-            connected = await self._accounts.get(part.connection_id)
+            connected = await self.accounts.get(part.connection_id)
             if part.state is ReplyState.SENT:
                 await self._repeat_last_edit(run, part, connected)
             else:
@@ -128,7 +122,7 @@ class Outbox:
 
     async def _over(self, run: Run) -> Outcome:
         """The job's end: dead when it had to give up a part, in this try or an earlier one."""
-        failed = await self._database.read(ledger.failures, claim=run.claim)
+        failed = await self.database.read(ledger.failures, claim=run.claim)
         if not failed:
             return Done()
         reason, _, words = str(failed[0].reason).partition(": ")
@@ -145,19 +139,19 @@ class Outbox:
             external_id = await self._place(run, part, outgoing, connected, look=part.tries > 0)
         await self._complete(run, part, outgoing, external_id, connected)
         crash_point("outbox.completed_outside")
-        confirm_after = self._late_write_within if before.taken_over else None
-        await self._database.write(ledger.sent, claim=run.claim, part=part, confirm_after=confirm_after)
+        confirm_after = self.late_write_within if before.taken_over else None
+        await self.database.write(ledger.sent, claim=run.claim, part=part, confirm_after=confirm_after)
         crash_point("outbox.sent")
         if (
             part.kind == "error" or ENDS_QUESTION in part.facts
         ):  # what the job asked before it was stopped or told
-            await end_questions(self._database, self._vault, self._accounts, part.job_id)
+            await end_questions(self.database, self.vault, self.accounts, part.job_id)
 
     async def _place(
         self, run: Run, part: Part, outgoing: Outgoing, connected: LoadedConnection, *, look: bool
     ) -> str:
         integration, account = connected.integration, connected.account
-        await self._database.write(ledger.begin, claim=run.claim, part=part)
+        await self.database.write(ledger.begin, claim=run.claim, part=part)
         crash_point("outbox.begun")
         found = await integration.find(outgoing, account) if look else None
         run.lease.check()
@@ -180,7 +174,7 @@ class Outbox:
                 log.info("reply.vanished", reply=part.id, error=str(error))
             else:
                 return
-            await self._database.write(ledger.vanished, claim=run.claim, part=part)
+            await self.database.write(ledger.vanished, claim=run.claim, part=part)
             external_id = await self._place(run, part, outgoing, connected, look=False)
 
     async def _note(self, run: Run, verb: Callable[[Connection], None]) -> None:
@@ -188,7 +182,7 @@ class Outbox:
         surely ours."""
         while True:
             try:
-                return await self._database.write(verb)
+                return await self.database.write(verb)
             except StoreError as error:
                 log.warning("reply.not_noted", error=str(error))
             await asyncio.sleep(BETWEEN_TRIES)
@@ -199,7 +193,7 @@ class Outbox:
         can_be_searched = type(connected.integration).find is not Integration.find
         if not part.tries or not can_be_searched or before.unsure_for is None:
             return
-        left = self._late_write_within - before.unsure_for
+        left = self.late_write_within - before.unsure_for
         if left > 0:
             raise Temporary("It may still arrive.", reason="unsure", retry_after=left)
 
@@ -211,25 +205,25 @@ class Outbox:
         except Permanent as error:
             # It was complete before; somebody may have deleted it since.
             log.info("reply.not_confirmed", reply=part.id, error=str(error))
-        await self._database.write(ledger.confirmed, claim=run.claim, part=part)
+        await self.database.write(ledger.confirmed, claim=run.claim, part=part)
 
     async def _give_up(self, run: Run, part: Part, reason: str) -> None:
         # An error's text may hold the address it was about, and with some services that holds the token.
-        reason = self._redactor.redact(reason)
+        reason = self.redactor.redact(reason)
         log.error("reply.failed", reply=part.id, reason=reason)
         if part.state is ReplyState.SENT:
-            await self._database.write(ledger.confirmed, claim=run.claim, part=part)
+            await self.database.write(ledger.confirmed, claim=run.claim, part=part)
         else:
-            await self._database.write(ledger.failed, claim=run.claim, part=part, reason=reason)
+            await self.database.write(ledger.failed, claim=run.claim, part=part, reason=reason)
 
     async def _outgoing(self, part: Part, connected: LoadedConnection) -> Outgoing:
         work = None
         if connected.integration.shows_run_summary and part.kind != "note":
-            work = await self._database.read(self._telling.progress, job_id=part.job_id)
+            work = await self.database.read(self._telling.progress, job_id=part.job_id)
         return Outgoing(
             id=part.key,
             conversation=part.ref,
-            text=self._redactor.redact(part.text),
+            text=self.redactor.redact(part.text),
             part=part.part,
             parts=part.parts,
             kind=part.kind,  # type: ignore[arg-type]
@@ -237,7 +231,7 @@ class Outbox:
             facts=part.facts,
             stable_id=part.lasting,
             question=part.question,
-            choices=tuple(self._redactor.redact(choice) for choice in part.choices),
+            choices=tuple(self.redactor.redact(choice) for choice in part.choices),
             work=work,
             stopped_by=part.stopped_by,
             narrowed=part.narrowed,

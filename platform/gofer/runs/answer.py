@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -184,50 +184,32 @@ class RunObserver:
         """The run has ended, however it did; None when it raised."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Answerer:
     """Answers conversations. `handle` is the handler of answer jobs."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        database: Database,
-        vault: Vault,
-        accounts: LoadedConnections,
-        admitter: Admitter,
-        redactor: Redactor,
-        shells: Shells,
-        loans: Loans,
-        keys: ModelKeys,
-        uses: Uses,
-        agents: AgentFiles,
-        servers: ServersForRun,
-        observer: RunObserver | None = None,
-        recall: Recall | None = None,
-        self_update: SelfUpdateTools | None = None,
-        goal_tools: ToolsOfRun | None = None,
-        delegator: Delegator | None = None,
-        external: ExternalAgents | None = None,
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._vault = vault
-        self._accounts = accounts
-        self._admitter = admitter
-        self._redactor = redactor
-        self._shells = shells
-        self._loans = loans
-        self._keys = keys
-        self._uses = uses
-        self._agents = agents
-        self._identity = RunIdentity(database, vault, agents)
-        self._servers = servers
-        self._observer = observer or RunObserver()
-        self._recall = recall or Recall(database, vault)
-        self._self_update = self_update
-        self._goal_tools = goal_tools
-        self._delegator = delegator
-        self._external = external
+    settings: Settings
+    database: Database
+    vault: Vault
+    accounts: LoadedConnections
+    admitter: Admitter
+    redactor: Redactor
+    shells: Shells
+    loans: Loans
+    keys: ModelKeys
+    uses: Uses
+    agents: AgentFiles
+    servers: ServersForRun
+    observer: RunObserver = field(default_factory=RunObserver)
+    recall: Recall | None = None
+    self_update: SelfUpdateTools | None = None
+    goal_tools: ToolsOfRun | None = None
+    delegator: Delegator | None = None
+    external: ExternalAgents | None = None
+
+    def __post_init__(self) -> None:
+        self._identity = RunIdentity(self.database, self.vault, self.agents)
+        self._recall = self.recall or Recall(self.database, self.vault)
         self._plugins = plugin_tools()  # looked for once: reading every package's entry points takes long
 
     async def handle(self, run: Run) -> Outcome:
@@ -241,7 +223,7 @@ class Answerer:
                 outcome = Cancel("cancelled")
             raise
         finally:
-            self._observer.ended(run.claim, outcome)
+            self.observer.ended(run.claim, outcome)
 
     async def _answer(self, run: Run) -> Outcome:
         claim = run.claim
@@ -255,8 +237,8 @@ class Answerer:
                 # No message from somebody known wants an answer: no run at all.
                 return Done(included_to=admitted[-1].seq if admitted else claim.covers_to)
             spec = await self._spec(claim)
-            if spec.runtime is not None and self._external is not None:
-                return await self._external.handle(run, spec, admitted, partial(self._drafts, claim, asker))
+            if spec.runtime is not None and self.external is not None:
+                return await self.external.handle(run, spec, admitted, partial(self._drafts, claim, asker))
             if asker is None:
                 return Done(included_to=admitted[-1].seq if admitted else claim.covers_to)
             return await self._run(run, asker, spec)
@@ -275,42 +257,42 @@ class Answerer:
 
     async def _admitted(self, claim: Claim, to: int | None = None) -> list[StoredMessage]:
         """The messages that the job covers, up to a number or to the last, admitted."""
-        found = await self._database.read(unread, vault=self._vault, claim=claim, after=claim.covers_from)
-        return await self._admitter.admit(claim, [read for read in found if to is None or read.seq <= to])
+        found = await self.database.read(unread, vault=self.vault, claim=claim, after=claim.covers_from)
+        return await self.admitter.admit(claim, [read for read in found if to is None or read.seq <= to])
 
     async def _run(self, run: Run, asker: StoredMessage, spec: AgentSpec) -> Outcome:
         claim = run.claim
         spec, identity = await self._identity.fixed(claim, spec)
         spec = await self._in_place(spec, asker)
         model, prices = await self._model(claim, spec)
-        async with self._loans.job() as job:
+        async with self.loans.job() as job:
             tools, grants = await self._tools(asker, job), await self._shell_grants(asker, job)
             tools += await self._identity.tools(claim, spec)
-            tools += await self._goal_tools(claim, asker) if self._goal_tools is not None else []
-            if self._self_update is not None and spec.self_update:
-                tools += self._self_update(claim, spec, asker)
-            async with self._shells.lend(claim, asker.trust, grants, run.cancelled) as shell:
+            tools += await self.goal_tools(claim, asker) if self.goal_tools is not None else []
+            if self.self_update is not None and spec.self_update:
+                tools += self.self_update(claim, spec, asker)
+            async with self.shells.lend(claim, asker.trust, grants, run.cancelled) as shell:
                 ports = self._ports(run, shell, identity)
-                async with self._servers(spec.mcp) as servers:
+                async with self.servers(spec.mcp) as servers:
                     loop = await build(spec, model, tools, prices, ports, servers)
                     end = await loop.run()
         crash_point("run.answered")
         if isinstance(ports.memories, StoreMemories) and isinstance(end, Answered):
             ports.memories.answered(end.text)
-        if self._settings.memory_v1 and claim.participant_id and await loop.fullness() > FULL:
-            await self._database.write(ensure_summing_up, participant=claim.participant_id)
+        if self.settings.memory_v1 and claim.participant_id and await loop.fullness() > FULL:
+            await self.database.write(ensure_summing_up, participant=claim.participant_id)
         # Others may have joined in meanwhile: the reply goes to the last person the run has heard.
         last = _asker(await self._admitted(claim, end.included_to))
         return await self._outcome(claim, last or asker, end, spec.limits)
 
     async def _model(self, claim: Claim, spec: AgentSpec) -> tuple[Model, Prices]:
-        catalogue = await self._keys.catalogue(claim.workspace_id)
+        catalogue = await self.keys.catalogue(claim.workspace_id)
         model = await catalogue.ready(
             spec.model, fallback=spec.fallback, effort=spec.effort, caller=str(claim.conversation_id)
         )
         if key_name := catalogue.key_name(spec.model):
-            self._uses.add(claim.workspace_id, "", key_name)
-        return model, load_prices(self._settings.data_dir / "prices.toml", catalogue.prices())
+            self.uses.add(claim.workspace_id, "", key_name)
+        return model, load_prices(self.settings.data_dir / "prices.toml", catalogue.prices())
 
     async def work(self, run: Run, wanted: WorkerRun) -> End:
         """Run the loop of a task: the same agent, with the tools, the shell and the ports of its kind."""
@@ -323,7 +305,7 @@ class Answerer:
             spec = await self._in_place(spec, wanted.asker)
         spec = wanted.limited(spec)
         model, prices = await self._model(claim, spec)
-        async with self._loans.job() as job:
+        async with self.loans.job() as job:
             tools: list[Tool[Any]] = [*builtin_tools(), *self._plugins]
             grants = None
             if wanted.asker is not None:
@@ -331,7 +313,7 @@ class Answerer:
                 grants = await self._shell_grants(wanted.asker, job) if wanted.files == "share" else None
             async with self.lend_worker(run, wanted.files, wanted.trust, grants) as shell:
                 ports = wanted.ports(self._ports(run, shell, identity, wanted.goal_id))
-                async with self._servers(spec.mcp) as servers:
+                async with self.servers(spec.mcp) as servers:
                     loop = await build(
                         spec, model, tools, prices, ports, servers, may_use=wanted.may_use, own=wanted.own
                     )
@@ -345,21 +327,21 @@ class Answerer:
         if kind == "none":
             yield None
             return
-        async with self._shells.lend_worker(
+        async with self.shells.lend_worker(
             run.claim, trust, read_only=kind == "read", equipping=grants
         ) as shell:
             yield shell
 
     def memories_of(self, claim: Claim) -> StoreMemories:
         """What a run may remember, and is not reminded of."""
-        return StoreMemories(self._database, self._vault, claim, self._recall, remind=False)
+        return StoreMemories(self.database, self.vault, claim, self._recall, remind=False)
 
     async def _spec(self, claim: Claim) -> AgentSpec:
         """The agent as its file says now, with the model chosen for this conversation. The first agent needs no file.
         Raises ConfigError for another one whose file is gone."""
-        name, model = await self._database.read(_name_and_model, asked=_asked_name(claim))
+        name, model = await self.database.read(_name_and_model, asked=_asked_name(claim))
         try:
-            spec = self._agents.get(name)
+            spec = self.agents.get(name)
         except NotFound as error:
             if name != FIRST_AGENT:  # its file may have allowed it less than the built-in agent has
                 raise ConfigError(str(error)) from error
@@ -370,7 +352,7 @@ class Answerer:
         """The agent with the operator's instructions for this place, and with the limits of this kind of request."""
         if asker.connection_id is None:
             return spec
-        connected = await self._accounts.get(asker.connection_id)
+        connected = await self.accounts.get(asker.connection_id)
         most = connected.integration.limits(connected.account, asker.message)
         wanted = connected.integration.instructions(connected.account, asker.message)
         changes: dict[str, Any] = {"limits": spec.limits.narrowed(most)} if most else {}
@@ -383,7 +365,7 @@ class Answerer:
     async def _tools(self, asker: StoredMessage, job: JobScope) -> list[Tool[Any]]:
         tools = [*builtin_tools(), *self._plugins]
         if asker.connection_id is not None:
-            connected = await self._accounts.get(asker.connection_id)
+            connected = await self.accounts.get(asker.connection_id)
             tools += connected.integration.tools(replace(connected.account, job=job), asker.message)
             tools += await self._delegated_tools(asker, connected, job)
         return tools
@@ -394,14 +376,14 @@ class Answerer:
         """Tools for other services, for an owner who is known there."""
         if asker.trust is not Trust.OWNER:
             return []
-        known = await self._database.read(
+        known = await self.database.read(
             linked_identities,
             workspace_id=here.workspace_id,
             integration=here.integration.name,
             subject=asker.message.author.id,
         )
         tools: list[Tool[Any]] = []
-        for connected in await self._accounts.all() if known else ():
+        for connected in await self.accounts.all() if known else ():
             # With two connections of one sort, the first one: a tool has one name.
             subject = known.pop(connected.integration.name, None) if connected.enabled else None
             if subject is not None:
@@ -411,44 +393,44 @@ class Answerer:
     async def _shell_grants(self, asker: StoredMessage, job: JobScope) -> ShellAccessGrants | None:
         if asker.connection_id is None:
             return None
-        connected = await self._accounts.get(asker.connection_id)
+        connected = await self.accounts.get(asker.connection_id)
         account = replace(connected.account, job=job)
         return ShellAccessGrants(
             lambda: connected.integration.shell_access(asker.message, account), account.id
         )
 
     def _memories(self, claim: Claim) -> StoreMemories:
-        remind = self._settings.automatic_recall
-        return StoreMemories(self._database, self._vault, claim, self._recall, remind=remind)
+        remind = self.settings.automatic_recall
+        return StoreMemories(self.database, self.vault, claim, self._recall, remind=remind)
 
     def _ports(
         self, run: Run, shell: Shell | None, identity: tuple[str, str], goal_id: str | None = None
     ) -> Ports:
         claim = run.claim
-        database, vault = self._database, self._vault
-        memory = self._settings.memory_v1
+        database, vault = self.database, self.vault
+        memory = self.settings.memory_v1
         files = FilesIn(database, vault, claim, shell.write if shell is not None else None)
         return Ports(
-            journal=StoreJournal(database, vault, claim, memory=memory, redact=self._redactor.redact),
-            inbox=StoreInbox(database, vault, admitter=self._admitter, run=run, files=files),
+            journal=StoreJournal(database, vault, claim, memory=memory, redact=self.redactor.redact),
+            inbox=StoreInbox(database, vault, admitter=self.admitter, run=run, files=files),
             history=StoreHistory(database, vault, claim, memory=memory),
             memories=self._memories(claim) if memory else None,
             questions=StoreQuestions(database, vault, claim),
             ledger=StoreLedger(
-                database=database, claim=claim, timezone=self._settings.timezone, goal_id=goal_id
+                database=database, claim=claim, timezone=self.settings.timezone, goal_id=goal_id
             ),
-            delegations=None if self._delegator is None else self._delegator.of_run(claim),
+            delegations=None if self.delegator is None else self.delegator.of_run(claim),
             blobs=StoreBlobs(database, vault, str(claim.conversation_id)),
             covers=Covers(read_seq=claim.covers_from, identity=identity[0], digest=identity[1]),
             shell=shell,
-            mask=self._redactor,
-            listen=partial(self._observer.heard, claim),
+            mask=self.redactor,
+            listen=partial(self.observer.heard, claim),
         )
 
     async def _delegated(self, claim: Claim, asker: StoredMessage, end: Delegated, cost: float) -> Outcome:
         """Make the rows of delegated tasks; their jobs are made with the commit that ends this run."""
-        assert self._delegator is not None
-        made = await self._delegator.make(claim, end, asker.seq)
+        assert self.delegator is not None
+        made = await self.delegator.make(claim, end, asker.seq)
         crash_point("run.delegated")
         return WaitForJobs(tuple(made), cost=cost)
 
@@ -513,8 +495,8 @@ class Answerer:
     async def _nearly_used(self, claim: Claim, asker: StoredMessage, limits: LimitSettings) -> str:
         """A warning that a budget for several jobs is nearly used up, for the person whose job brought it there."""
         caps = limits.caps(background=asker.message.event == SCHEDULE)
-        zone = self._settings.timezone
-        found = await self._database.read(
+        zone = self.settings.timezone
+        found = await self.database.read(
             nearly_used, claim=claim, caps=caps, warn_at=limits.warn_at, timezone=zone
         )
         if found is None:
@@ -526,25 +508,25 @@ class Answerer:
         self, claim: Claim, asker: StoredMessage, after: float, reason: str
     ) -> tuple[Draft, ...]:
         """A note that it takes longer, for people who wait long enough to wonder. Nobody waits for a schedule."""
-        so_far = await self._database.read(waited, job_id=claim.id)
+        so_far = await self.database.read(waited, job_id=claim.id)
         if so_far + after < NOTICED or asker.message.event == SCHEDULE:
             return ()
-        until = clock_time(time.time() + after, self._settings.timezone, today=time.time())
+        until = clock_time(time.time() + after, self.settings.timezone, today=time.time())
         who = SERVICE if reason == SERVICE_WAIT else PROVIDER
         return await self._drafts(claim, asker, DELAYED.format(who=who, until=until), "note")
 
     async def _ran_out(self, claim: Claim, asker: StoredMessage, text: str, code: str) -> tuple[Draft, ...]:
         """The reply when a budget is used up. People are told each time; for schedules once is enough until there is
         money again."""
-        zone = self._settings.timezone
-        if asker.message.event == SCHEDULE and await self._database.read(
+        zone = self.settings.timezone
+        if asker.message.event == SCHEDULE and await self.database.read(
             ran_out_before, claim=claim, code=code, timezone=zone
         ):
             return ()
         return await self._drafts(claim, asker, text, "final", code, said="")
 
     async def _cost(self, claim: Claim) -> float:
-        return await self._database.read(cost_of_job, job_id=claim.id)
+        return await self.database.read(cost_of_job, job_id=claim.id)
 
     async def _drafts(
         self,
@@ -563,12 +545,12 @@ class Answerer:
         """
         said = None if said == text else said
         connection_id = asker.connection_id if asker is not None else claim.connection_id
-        binding = await self._database.read(
+        binding = await self.database.read(
             binding_of, conversation_id=claim.conversation_id, connection_id=connection_id
         )
         if binding is None or connection_id is None:
             return ()
-        connected = await self._accounts.get(connection_id)
+        connected = await self.accounts.get(connection_id)
         signature = await self._signature(claim)
         parts = tuple(await asyncio.to_thread(connected.integration.split, signature + text))
         if asker is None:
@@ -582,9 +564,9 @@ class Answerer:
 
     async def _signature(self, claim: Claim) -> str:
         """A first line that names the agent, where there is more than one."""
-        if len(in_force(await asyncio.to_thread(self._agents.look))) < 2:
+        if len(in_force(await asyncio.to_thread(self.agents.look))) < 2:
             return ""
-        row = await self._database.read(
+        row = await self.database.read(
             lambda connection: connection.execute(_AGENT, _asked_name(claim)).first()
         )
         return f"**{row.name}**\n\n" if row is not None else ""

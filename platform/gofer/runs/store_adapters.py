@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, Integer, bindparam, select, type_coerce, update
@@ -50,34 +50,26 @@ Write = Callable[[str, bytes], Awaitable[None]]
 """Writes a file into the run's shell."""
 
 
+@dataclass(eq=False)
 class StoreJournal:
     """The `Journal` of a job: its rows of the event log, words sealed, every append under the fence."""
 
-    def __init__(
-        self,
-        database: Database,
-        vault: Vault,
-        claim: Claim,
-        *,
-        memory: bool = True,
-        redact: Callable[[str], str] = str,
-    ) -> None:
-        self._database = database
-        self._vault = vault
-        self._claim = claim
-        self._memory = memory
-        self._redact = redact
+    database: Database
+    vault: Vault
+    claim: Claim
+    memory: bool = True
+    redact: Callable[[str], str] = str
 
     async def append(self, kind: str, data: dict[str, Any], parent_id: int | None = None) -> int:
         crash_point("journal.appending")
-        event_id = await self._database.write(
+        event_id = await self.database.write(
             append_event,
-            vault=self._vault,
-            claim=self._claim,
+            vault=self.vault,
+            claim=self.claim,
             kind=kind,
             data=data,
             parent_id=parent_id,
-            memory=self._memory,
+            memory=self.memory,
         )
         crash_point("journal.appended")
         if kind in SHRINKING:
@@ -85,12 +77,12 @@ class StoreJournal:
         return event_id
 
     async def load(self) -> Sequence[JournalEvent]:
-        return await self._database.read(
+        return await self.database.read(
             load_events,
-            vault=self._vault,
-            conversation_id=_of(self._claim),
-            job_id=self._claim.id,
-            redact=self._redact,
+            vault=self.vault,
+            conversation_id=_of(self.claim),
+            job_id=self.claim.id,
+            redact=self.redact,
         )
 
 

@@ -6,6 +6,7 @@ import base64
 import html
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -38,22 +39,17 @@ Tell = Callable[[str, dict[str, Any], Repository, str], None]
 """Event, payload, repository and the sender's login. Every subscribed App gets a webhook a moment later."""
 
 
+@dataclass(eq=False)
 class ApiRequest:
     """One authorised request."""
 
-    def __init__(
-        self,
-        world: GitHubWorld,
-        base: str,
-        request: Request,
-        token: Token,
-        of: Repository,
-        body: Any,
-        tell: Tell,
-    ) -> None:
-        self.world, self.base, self.request = world, base, request
-        self.token, self.of, self.body = token, of, body
-        self.tell = tell
+    world: GitHubWorld
+    base: str
+    request: Request
+    token: Token
+    of: Repository
+    body: Any
+    tell: Tell
 
     def number(self, name: str) -> int:
         return int(self.request.path_params[name])

@@ -145,7 +145,7 @@ async def test_what_was_placed_as_the_store_went_away_is_not_placed_again(
     """Also where nobody could look for it: its id is kept until it can be stored."""
     await answer(world, "the answer")
     claim = await world.claim_one(pool=SERVICE)
-    outbox._database = store = Away(world.database)
+    outbox.database = store = Away(world.database)
     outages = []
 
     async def go_away() -> None:
@@ -372,7 +372,7 @@ async def test_the_old_owner_can_send_nothing_more_of_its_own_accord(
 async def test_a_secret_in_an_answer_is_masked_on_its_way_out(
     world: World, service: HelloService, outbox: Outbox, deliver: Deliver
 ) -> None:
-    outbox._redactor.replace({"password": Secret("hunter2-hunter2")})
+    outbox.redactor.replace({"password": Secret("hunter2-hunter2")})
     await answer(world, "the password is hunter2-hunter2")
     await deliver()
     assert "hunter2" not in service.texts[0]

@@ -260,36 +260,31 @@ async def load_sdks(providers: Mapping[str, Provider]) -> list[str]:
     return ["anthropic"]
 
 
+@dataclass(eq=False)
 class ResilientModel:
     """Wraps a model with retries and its breaker."""
 
-    def __init__(
-        self,
-        model: Model,
-        breakers: Breakers,
-        *,
-        caller: str = "",
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
-        self.name = model.name
-        self._model = model
-        self._breakers = breakers
-        self._caller = caller
-        """Who calls, as the breaker tells callers apart: a conversation."""
-        self._sleep = sleep
+    model: Model
+    breakers: Breakers
+    caller: str = ""
+    """Who calls, as the breaker tells callers apart: a conversation."""
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+
+    def __post_init__(self) -> None:
+        self.name = self.model.name
 
     @property
     def context_window(self) -> int:
-        return self._model.context_window
+        return self.model.context_window
 
     @property
     def features(self) -> Features:
-        return self._model.features
+        return self.model.features
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         for attempt in range(1, TRIES + 1):
-            breaker = self._breakers.of(self.name)
-            if (wait := breaker.wait(self._caller)) > 0:
+            breaker = self.breakers.of(self.name)
+            if (wait := breaker.wait(self.caller)) > 0:
                 text = f"{self.name} keeps failing and rests for {wait:.0f} s: {breaker.reason}"
                 raise ModelError("unavailable", text, retry_after=wait, model=self.name)
             try:
@@ -301,26 +296,26 @@ class ResilientModel:
                 if delay is None:
                     raise
                 yield Attempted(str(error), error.usage, self.name)
-                await self._sleep(delay)
+                await self.sleep(delay)
 
     async def _guarded(self, request: ModelRequest, breaker: Breaker) -> AsyncIterator[ModelEvent]:
         """One try, whose end the breaker learns of."""
         try:
-            async for event in self._model.stream(request):
+            async for event in self.model.stream(request):
                 if isinstance(event, Turn):
-                    breaker.succeeded(self._caller)
+                    breaker.succeeded(self.caller)
                 elif isinstance(event, Delta):
-                    breaker.let_go(self._caller)
+                    breaker.let_go(self.caller)
                 yield sendable(event)
         except ModelError as error:
             if error.kind in ("retryable", "auth"):
-                if breaker.failed(str(error), self._caller, at_once=error.kind == "auth"):
-                    self._breakers.on_open(self.name, str(error))
+                if breaker.failed(str(error), self.caller, at_once=error.kind == "auth"):
+                    self.breakers.on_open(self.name, str(error))
             else:
-                breaker.succeeded(self._caller)
+                breaker.succeeded(self.caller)
             raise
         finally:
-            breaker.let_go(self._caller)
+            breaker.let_go(self.caller)
 
     def _delay(self, error: ModelError, attempt: int) -> float | None:
         """Seconds to wait before the next try; None when there is none in this process."""

@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 from collections.abc import Awaitable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -223,36 +223,26 @@ def plugin_tools() -> list[Tool[Any]]:
     return found
 
 
+@dataclass(eq=False)
 class ToolRunner:
     """The tools of one run: a call is looked up, allowed, parsed strictly, timed, and answered in any case.
 
     Contract: `run` does not raise but for cancellation. Whatever a model asks for, it gets an answer it can act on.
     """
 
-    def __init__(
-        self,
-        registry: ToolRegistry,
-        policy: Policy,
-        *,
-        shell: Shell | None,
-        blobs: Blobs | None,
-        mask: Masker | None = None,
-        allowed_hosts: tuple[str, ...] = (),
-        max_characters: int = MAX_CHARACTERS,
-    ) -> None:
-        self._registry = registry
-        self._policy = policy
-        self._shell = shell
-        self._blobs = blobs
-        self._mask = mask or NoMask()
-        self._hosts = allowed_hosts
-        self._most = max_characters
+    registry: ToolRegistry
+    policy: Policy
+    shell: Shell | None
+    blobs: Blobs | None
+    mask: Masker = field(default_factory=NoMask)
+    allowed_hosts: tuple[str, ...] = ()
+    max_characters: int = MAX_CHARACTERS
 
     def offered(self) -> list[ToolSpec]:
-        return self._registry.offered(self._policy)
+        return self.registry.offered(self.policy)
 
     def tier(self, call: Call) -> str:
-        tool = self._registry.get(self._meant(call).name)
+        tool = self.registry.get(self._meant(call).name)
         return str(tool.tier) if tool else ""
 
     def _meant(self, call: Call) -> Call:
@@ -260,27 +250,27 @@ class ToolRunner:
         if call.name != CALL_TOOL or call.malformed:
             return call
         name, arguments = call.input.get("name"), call.input.get("arguments", {})
-        tool = self._registry.get(name) if isinstance(name, str) else None
+        tool = self.registry.get(name) if isinstance(name, str) else None
         if tool is None or not tool.hidden or not isinstance(arguments, dict):
             return call
         return replace(call, name=tool.name, input=arguments)
 
     def parallel(self, call: Call) -> bool:
-        tool = self._registry.get(call.name)
+        tool = self.registry.get(call.name)
         return tool is not None and tool.parallel
 
     def polling(self, call: Call) -> bool:
-        tool = self._registry.get(call.name)
+        tool = self.registry.get(call.name)
         return tool is not None and tool.polling
 
     def refusal(self, call: Call, *, narrowed: bool) -> Ran | None:
         """Why this call must not run at all; None when it may."""
         call = self._meant(call)
-        tool = self._registry.get(call.name)
+        tool = self.registry.get(call.name)
         if tool is None:
             names = ", ".join(spec.name for spec in self.offered())
             return _refused("malformed", f"There is no tool called {call.name[:80]!r}. There are: {names}.")
-        if (why := self._policy.refuses(tool, narrowed=narrowed)) is not None:
+        if (why := self.policy.refuses(tool, narrowed=narrowed)) is not None:
             return _refused("refused", why)
         if call.malformed:
             return _refused(
@@ -292,28 +282,28 @@ class ToolRunner:
     async def run(self, call: Call, around: Surroundings) -> Ran:
         """Run a call that was not refused."""
         call = self._meant(call)
-        tool = self._registry.get(call.name)
+        tool = self.registry.get(call.name)
         assert tool is not None
         arguments = _parse(tool, call)
         if isinstance(arguments, Ran):
             return arguments
-        if self._shell is not None:
-            await self._shell.confine(narrowed=around.narrowed)
+        if self.shell is not None:
+            await self.shell.confine(narrowed=around.narrowed)
         context = self._context(call, around)
         wanted = tool.timeout_of(arguments) if tool.timeout_of else tool.timeout
         ran = await _guarded(tool, arguments, context, min(wanted, around.seconds_left + GRACE))
         if tool.name != RECALL and ran.result.pieces:  # only what is remembered may pass unshortened
             ran = replace(ran, result=replace(ran.result, pieces=()))
-        return replace(ran, result=await fit(ran.result, self._mask, self._blobs, self._most))
+        return replace(ran, result=await fit(ran.result, self.mask, self.blobs, self.max_characters))
 
     async def pictures(self, result: ToolResult) -> list[Block]:
         """The result's images as blocks that point to blobs."""
-        if self._blobs is None:
+        if self.blobs is None:
             return []
         return [
             {
                 "type": "image",
-                "blob": await self._blobs.put(image.data, image.media_type),
+                "blob": await self.blobs.put(image.data, image.media_type),
                 "media_type": image.media_type,
             }
             for image in result.images
@@ -321,12 +311,12 @@ class ToolRunner:
 
     async def recover(self, call: Call, around: Surroundings) -> Ran | None:
         """The true outcome of a command that was under way when its worker died, if the shell knows it."""
-        if call.tier != Tier.EXEC or self._shell is None:
+        if call.tier != Tier.EXEC or self.shell is None:
             return None
-        await self._shell.confine(narrowed=around.narrowed)
+        await self.shell.confine(narrowed=around.narrowed)
         with contextlib.suppress(OSError, GoferError):
-            recovering = asyncio.ensure_future(self._shell.recover(call.id))
-            found = await wait_or_cancel(recovering, around.stopping, self._shell)
+            recovering = asyncio.ensure_future(self.shell.recover(call.id))
+            found = await wait_or_cancel(recovering, around.stopping, self.shell)
             if found is not None:
                 known = found.exit_code is not None or found.timed_out or found.cancelled
                 result = command_result(found)
@@ -334,18 +324,19 @@ class ToolRunner:
                     words = f"{OUTCOME_UNKNOWN}\nWhat it had printed:\n{result.content}"
                     result = ToolResult(words, is_error=True)
                 return Ran(
-                    await fit(result, self._mask, self._blobs, self._most), "ok" if known else "unknown"
+                    await fit(result, self.mask, self.blobs, self.max_characters),
+                    "ok" if known else "unknown",
                 )
         return None
 
     def _context(self, call: Call, around: Surroundings) -> ToolContext:
-        live = Glimpse(self._mask)
+        live = Glimpse(self.mask)
         return ToolContext(
             call_id=call.id,
-            shell=self._shell,
-            blobs=self._blobs,
+            shell=self.shell,
+            blobs=self.blobs,
             narrowed=around.narrowed,
-            allowed_hosts=self._hosts,
+            allowed_hosts=self.allowed_hosts,
             stopping=around.stopping,
             on_output=lambda text: around.on_output(call.id, live.feed(text)),
             notes={"plan": around.plan},
