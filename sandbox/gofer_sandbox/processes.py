@@ -57,11 +57,16 @@ def stat(pid: int) -> tuple[int, int] | None:
 
 def child_of_ours(pid: int) -> int | None:
     """The process, or else its parent, that is our own child, which only we can reap."""
-    found = stat(pid)
-    if found and found[0] == os.getpid():
+    above = parent(pid)
+    if above == os.getpid():
         return pid
-    above = stat(found[0]) if found else None
-    return found[0] if found and above and above[0] == os.getpid() else None
+    return above if above and parent(above) == os.getpid() else None
+
+
+def parent(pid: int) -> int | None:
+    """Whose child a process is; None when it is gone."""
+    found = stat(pid)
+    return found[0] if found else None
 
 
 def start_time(pid: int) -> int | None:

@@ -124,14 +124,6 @@ class Ladder:
                     await asyncio.sleep(_LOOK)
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Somebody wants the command to end."""
-
-    reason: str
-    step: Step = Step.ASK
-
-
 @dataclass(slots=True)
 class Outcome:
     """What is known of a command."""
@@ -206,10 +198,10 @@ class Run:
         if self._behind and not shell.snapshots.owed:
             self._on_begun()
         while shell.stops and not outcome.lost:
-            stop = shell.stops.popleft()
+            reason, step = shell.stops.popleft()
             outcome.stopped = True
-            outcome.notes += [stop.reason] if stop.reason else []
-            self._climb(stop.step)
+            outcome.notes += [reason] if reason else []
+            self._climb(step)
         if self._loop.time() >= self._look_at:
             self._look()
         outcome.lost = outcome.lost or shell.lost

@@ -43,8 +43,6 @@ _CHUNK = 2048
 """Whoever is inside can write any number of frames: few are read at a time, for all other sessions wait meanwhile."""
 _MOMENT = 0.0002
 """Seconds: the loop may be kept so long by a command."""
-_NUMBER = 24
-"""Bytes at the end of a snapshot that hold its number."""
 
 
 class ControlWire(Outputs, ABC):
@@ -146,16 +144,11 @@ class ControlWire(Outputs, ABC):
         """From now on the shell names large variables instead of writing them."""
         self._owner.write(self._control / "s", scripts.SMALL_STATE)
 
-    def keep(self, snapshot: bytes, renumbered: bool) -> None:
-        """Leave it for the server that comes after; one that was killed half-way has left none. One that differs from
-        the last only in the number at its end needs no more than that written."""
-        fd, size = self._files.get("kept", (-1, -1))
+    def keep(self, snapshot: bytes) -> None:
+        """Leave it for the server that comes after; one that was killed half-way has left none."""
         with contextlib.suppress(OSError):
-            if renumbered and size == len(snapshot):
-                os.pwrite(fd, snapshot[-_NUMBER:], size - _NUMBER)
-            else:
-                self._put("kept", b"")
-                self._put("kept", snapshot)
+            self._put("kept", b"")
+            self._put("kept", snapshot)
 
     def kept(self) -> bytes:
         """What the server before left."""

@@ -67,6 +67,7 @@ class Stream:
     """One end of the running command's output; `hold` keeps it from ending before the command has begun."""
 
     path: str
+    name: str
     slot: int
     number: int
     reader: int
@@ -76,8 +77,9 @@ class Stream:
     """Whether the loop tells us when there is something to read."""
 
     @classmethod
-    def open(cls, path: str, slot: int, number: int) -> Stream:
-        return cls(path, slot, number, os.open(path, _READ), os.open(path, _WRITE))
+    def open(cls, control: Path, name: str, slot: int, number: int) -> Stream:
+        path = f"{control}/{name}"
+        return cls(path, name, slot, number, os.open(path, _READ), os.open(path, _WRITE))
 
     def resize(self, size: int) -> None:
         """Have the FIFO hold so much, unless its user has too many that do."""
@@ -172,7 +174,7 @@ class Outputs:
     @property
     def current(self) -> list[str]:
         """What the running command prints to."""
-        return [stream.path.rpartition("/")[2] for stream in self._streams]
+        return [stream.name for stream in self._streams]
 
     @property
     def keeps_output(self) -> bool:
@@ -204,11 +206,11 @@ class Outputs:
     def _open_streams(self, number: int, separate: bool) -> None:
         slot = self._slots.current
         for index, kind in enumerate("oe"[: 2 if separate else 1], 1):
-            path = f"{self._control}/{kind}{slot}"
+            name = f"{kind}{slot}"
             if not _kept(slot):
                 with contextlib.suppress(FileExistsError):
-                    self._owner.fifo(path)
-            stream = Stream.open(path, slot, number)
+                    self._owner.fifo(self._control / name)
+            stream = Stream.open(self._control, name, slot, number)
             self._streams.append(stream)
             self._hear(index, stream)
 
@@ -220,7 +222,7 @@ class Outputs:
         for name in os.listdir(self._control):
             slot = int(name[1:]) if re.fullmatch(r"[oe]\d+", name) else 0
             if slot and not (running and slot == self._slots.current):
-                stream = Stream.open(f"{self._control}/{name}", slot, self._slots.held.get(slot, _EARLIER))
+                stream = Stream.open(self._control, name, slot, self._slots.held.get(slot, _EARLIER))
                 stream.release()  # or an end that came before we opened it would not be told
                 if self._at_end(stream):
                     self._discard(stream)
@@ -252,9 +254,7 @@ class Outputs:
 
     def _on_output(self, index: int, stream: Stream) -> None:
         if stream not in self._streams:
-            if (
-                stream is self._spare or stream in self._ended
-            ):  # somebody found its name, or runs on: it waits
+            if stream not in self._background:  # somebody found its name, or runs on: it waits
                 self._ignore(stream)
             return
         taken = 0

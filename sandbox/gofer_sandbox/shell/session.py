@@ -18,7 +18,7 @@ from gofer_sandbox.local import Box
 from gofer_sandbox.output import BackgroundLog, Capture
 from gofer_sandbox.provider import Process
 from gofer_sandbox.shell import frames, machine, scripts
-from gofer_sandbox.shell.command import Ladder, Outcome, Run, Step, Stop
+from gofer_sandbox.shell.command import Ladder, Outcome, Run, Step
 from gofer_sandbox.shell.machine import Action, State
 from gofer_sandbox.shell.snapshots import Snapshots
 from gofer_sandbox.shell.state import Snapshot
@@ -59,8 +59,8 @@ class Shell:
         self.outcome = Outcome(0)
         """Of the command that runs or ran last."""
         self.captures: list[Capture] = []
-        self.stops: deque[Stop] = deque()
-        """What the running command has still to be told."""
+        self.stops: deque[tuple[str, Step]] = deque()
+        """Why and how the running command has to end, as far as it was not told yet."""
         self.background_log = BackgroundLog(directory / "output", limits.spool, limits.spools)
         self.closed = False
         self.notes: list[str] = []
@@ -171,16 +171,16 @@ class Shell:
         if self.closed or (not sender and not self._plausible(frame)):
             return
         match frame:
+            case frames.Done() if abs(frame.number) == live.number:
+                self._on(machine.Event.DONE, frame)
+            case frames.Done() if self._state is State.RUNNING and 0 <= frame.number < live.number:
+                self._not_begun()
             case frames.Started():
                 live.shell, live.expected = 0, frame.pid
                 self._journal.write()
             case frames.Ready() if found := self.box.process(sender) if sender else self.box.shell(frame.pid):
                 self.process = found
                 self._on(machine.Event.READY, frame)
-            case frames.Done() if abs(frame.number) == live.number:
-                self._on(machine.Event.DONE, frame)
-            case frames.Done() if self._state is State.RUNNING and 0 <= frame.number < live.number:
-                self._not_begun()
             case frames.Died() if frame.death > live.deaths:
                 self._on(machine.Event.DIED, frame)
                 if self.outcome.refused:
@@ -212,6 +212,8 @@ class Shell:
         self._state, actions = machine.step(self._state, event)
         for action in actions:
             match action, frame:
+                case Action.END, frames.Done():
+                    self._end_by_report(frame)
                 case Action.NOTE_LOSS, frames.Died():
                     self._note_loss(frame)
                 case Action.GIVE_STATE, frames.Died():
@@ -223,8 +225,6 @@ class Shell:
                     self.wire.go(frame.death)
                 case Action.RECOGNISE, frames.Ready():
                     self._recognise(frame)
-                case Action.END, frames.Done():
-                    self._end_by_report(frame)
                 case Action.END_WITH_SHELL, frames.Ready():
                     self.outcome.cwd = self.cwd
                     self._end()
@@ -508,7 +508,7 @@ class Shell:
 
     def stop(self, reason: str, step: Step = Step.ASK) -> None:
         """Have the running command ended."""
-        self.stops.append(Stop(reason, step))
+        self.stops.append((reason, step))
         self._tell_news()
 
     def _open_captures(self) -> None:

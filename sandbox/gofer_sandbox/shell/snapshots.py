@@ -94,11 +94,8 @@ class Snapshots:
 
     def _keep(self, snapshot: Snapshot) -> None:
         """For the server that comes after at once, and on disk, for a reboot, now and then."""
-        before, self.last = self.last, snapshot
-        if before == snapshot:
-            return
-        same = before is not None and replace(before, after=snapshot.after) == snapshot
-        self._wire.keep(snapshot.data(), same)
+        self.last = snapshot
+        self._wire.keep(snapshot.data())
         due = self._saved_at + _SAVE_EVERY
         if self._loop.time() >= due:
             self._save()

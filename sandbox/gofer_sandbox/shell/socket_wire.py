@@ -93,12 +93,10 @@ class SocketWire(ControlWire):
 
     def hear(self, wait: bool = True) -> bool:
         """Until there is no more, or for as long as the loop may be kept; or only until a snapshot has begun."""
-        more, until = self._take(), 0.0
-        while more and (wait or not self._from_shell.amid_snapshot):
-            until = until or time.monotonic() + _TIME
-            if time.monotonic() >= until:
+        until = time.monotonic() + _TIME
+        while (more := self._take()) and time.monotonic() < until:
+            if not wait and self._from_shell.amid_snapshot:
                 break
-            more = self._take()
         if wait:
             self.settle()
         return more
@@ -122,8 +120,9 @@ class SocketWire(ControlWire):
             return False
         except OSError:
             data, ancillary = b"", []
-        if not data:
-            self._over()
+        if not data:  # nobody inside has the other end any more, or somebody closed it for all
+            self._loop.remove_reader(self._channel)
+            self._listener.hung_up()
             return False
         self._heard_size = len(data)
         self._heard(data, _sender(ancillary))
@@ -142,11 +141,6 @@ class SocketWire(ControlWire):
         self._take_off()
         super().settle()
 
-    def _over(self) -> None:
-        """Nobody inside has the other end any more, or somebody closed it for all."""
-        self._loop.remove_reader(self._channel)
-        self._listener.hung_up()
-
     def _heard(self, data: bytes, sender: int) -> None:
         if sender == self._keeper:
             for frame in self._from_keeper.feed(data):
@@ -159,7 +153,7 @@ class SocketWire(ControlWire):
             self._shell = sender
             for frame in self._from_shell.feed(data):
                 self._listener.frame(frame, sender)
-        elif not self._shell and len(self._unknown) < _UNKNOWN and self._may_be_shell(sender):
+        elif not self._shell and len(self._unknown) < _UNKNOWN and processes.parent(sender) == self._keeper:
             self._unknown[sender] = (self._unknown.get(sender, b"") + data)[:_UNKNOWN_SIZE]
         else:
             self._forged += 1
@@ -169,10 +163,6 @@ class SocketWire(ControlWire):
     def _is_shell(self, sender: int) -> bool:
         """Whether it is whom the keeper has called the shell."""
         return not self._shell and self._expected > 0 and processes.inner_pid(sender) == self._expected
-
-    def _may_be_shell(self, sender: int) -> bool:
-        found = processes.stat(sender)
-        return found is not None and found[0] == self._keeper
 
     def _recognise(self) -> None:
         """A shell may have said that it is there before the keeper has said who it is."""
