@@ -24,7 +24,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from benchmarks.measure import percentile
 from benchmarks.report import Row
 from gofer.app import open_app
-from gofer.serve import _listen
+from gofer.serve import _listen, _loop_factory
 from gofer.settings import Settings
 from gofer.store.events import Cursor
 from gofer.web.app import public_app
@@ -41,8 +41,8 @@ STREAMING, LINES = 10, 40
 """Connections that are told what a command prints, and how many lines of it."""
 COMMAND = f"$ for i in {{1..{LINES}}}; do echo $EPOCHREALTIME; sleep 0.05; done"
 """Each line says when it was printed."""
-WATCHED = 20.0
-"""Seconds over which idle connections are watched."""
+WATCHED = 45.0
+"""Seconds over which idle connections are watched: each is pinged once."""
 
 
 async def main(quick: bool) -> list[Row]:
@@ -130,19 +130,28 @@ async def _drain(stream: asyncio.StreamReader) -> None:
 
 
 async def _idle(pid: int, url: str, token: str, count: int, seconds: float, door: Any) -> tuple[float, float]:
-    """Bytes that one idle connection takes, and the share of a core that all of them do."""
+    """Bytes that one idle connection takes, and the share of a core that all of them do, beside what the server itself
+    does while nobody is connected."""
     async with contextlib.AsyncExitStack() as stack:
-        for _ in range(20):  # what the first ones load is not theirs
-            await door(stack, url, token)
+        async with contextlib.AsyncExitStack() as first:
+            for _ in range(20):  # what the first ones load is not theirs
+                await door(first, url, token)
+        await asyncio.sleep(2)
+        alone = await _share(pid, seconds)
         before = _memory(pid)
         for _ in range(count):
             await door(stack, url, token)
         await asyncio.sleep(2)
         each = (_memory(pid) - before) / count
-        used, began = _processor(pid), time.monotonic()
-        await asyncio.sleep(seconds)
-        share = (_processor(pid) - used) / (time.monotonic() - began)
-    return each, share
+        share = await _share(pid, seconds)
+    print(f"idle: {share:.2%} of a core, {alone:.2%} without connections", flush=True)
+    return each, share - alone
+
+
+async def _share(pid: int, seconds: float) -> float:
+    used, began = _processor(pid), time.monotonic()
+    await asyncio.sleep(seconds)
+    return (_processor(pid) - used) / (time.monotonic() - began)
 
 
 def _memory(pid: int) -> int:
@@ -265,4 +274,5 @@ def _token(connection: Any, number: int) -> str:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), sys.argv[2]))
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(serve(Path(sys.argv[1]), sys.argv[2]))

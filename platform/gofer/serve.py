@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import structlog
+from starlette.types import ASGIApp
 
 from gofer import __version__
 from gofer.agent.models.catalogue import load_sdks
@@ -35,7 +36,8 @@ from gofer.web.api import control_app
 from gofer.web.app import RequestLog, public_app
 from gofer.web.auth.client_address import Peers
 from gofer.web.auth.members import ensure_owner, first_owner, new_link, owner_has_password, somebody_signed_in
-from gofer.web.server import limit_for, listening
+from gofer.web.protocols import GatewayPort
+from gofer.web.server import ConnectionLimit, limit_for, listening
 from gofer.web.unix_socket import bind_socket, remove_socket, somebody_listens
 from gofer_supervisor.system import notify_systemd
 
@@ -100,7 +102,7 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
     for name, near in unknown_variables().items():
         log.warning("settings.unknown", variable=name, nearest=near or None)
     stopping = _stop_on_signals()
-    door = passed_socket() or _listen(settings) if WEB in roles else None
+    door = _door(settings) if WEB in roles else None
     try:
         await _until_commands_are_done(settings)
         async with open_app(settings, roles=roles, redactor=redactor) as platform:
@@ -246,6 +248,13 @@ async def _until_commands_are_done(settings: Settings) -> None:
         await asyncio.sleep(0.5)
 
 
+def _door(settings: Settings) -> socket.socket:
+    passed = passed_socket()
+    if passed is None and settings.gateway_port:
+        _listen_for_gateway(settings).close()  # a taken one is told at once
+    return passed or _listen(settings)
+
+
 def check_port(settings: Settings) -> None:
     """Raise ConfigError when it could not be listened on."""
     _listen(settings).close()
@@ -253,16 +262,33 @@ def check_port(settings: Settings) -> None:
 
 def _listen(settings: Settings) -> socket.socket:
     """Take the port before anything else is begun, so that a taken one is told at once."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((settings.host, settings.port))
+        bound = _bind(settings.host, settings.port)
     except (OSError, UnicodeError) as error:
-        bound.close()
         raise ConfigError(_taken(settings, error)) from error
     if settings.host not in LOOPBACK:
         log.warning("web.open_to_network", host=settings.host, fix="put a reverse proxy with TLS in front")
+    return bound
+
+
+def _listen_for_gateway(settings: Settings) -> socket.socket:
+    try:
+        return _bind(settings.host, settings.gateway_port)
+    except (OSError, UnicodeError) as error:
+        where, why = f"{settings.host}:{settings.gateway_port}", getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"Cannot listen on {where}: {why}. Set GOFER_GATEWAY_PORT to another one."
+        ) from error
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except (OSError, UnicodeError):
+        bound.close()
+        raise
     bound.setblocking(False)
     return bound
 
@@ -286,12 +312,33 @@ async def _public(platform: Platform, door: socket.socket | None) -> AsyncIterat
         host, port = door.getsockname()[:2]
         platform.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         app = RequestLog(public_app(platform), Peers(platform.settings))
-        async with listening(app, door, limit_for(platform.settings)):
+        limit = limit_for(platform.settings)
+        async with listening(app, door, limit):
+            gateway = asyncio.create_task(_serve_gateway(platform.settings, app, limit), name="gateway-port")
             yield
             # Who watches would otherwise hold the door open.
             await platform.follower.close()
+            gateway.cancel()
+            await asyncio.gather(gateway, return_exceptions=True)
     if platform.worker is not None:
         await platform.worker.stop()
+
+
+async def _serve_gateway(settings: Settings, app: ASGIApp, limit: ConnectionLimit) -> None:
+    """Serve the gateway at a port of its own until cancelled. The release before this one may have the port still."""
+    told = False
+    while settings.gateway_port:
+        try:
+            bound = _listen_for_gateway(settings)
+        except ConfigError as error:
+            if not told:
+                log.warning("gateway.port_taken", error=str(error))
+            told = True
+            await asyncio.sleep(1)
+            continue
+        with contextlib.closing(bound):
+            async with listening(GatewayPort(app), bound, limit):
+                await asyncio.Event().wait()
 
 
 @contextlib.asynccontextmanager

@@ -67,6 +67,12 @@ class Settings(BaseModel):
     )
     host: str = Field(default="127.0.0.1", description="The address to listen on.")
     port: int = Field(default=8765, ge=0, le=65535, description="The port to listen on; 0 takes a free one.")
+    gateway_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="A port of its own for OpenClaw's gateway protocol, where its clients expect 18789; 0 for none.",
+    )
     public_url: str = Field(
         default="", description="How services reach this server, e.g. https://gofer.example.org."
     )

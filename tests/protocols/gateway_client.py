@@ -165,9 +165,9 @@ def hello_params(token: str, **more: Any) -> Frame:
 
 
 @contextlib.contextmanager
-def line(url: str, headers: dict[str, str] | None = None) -> Iterator[GatewayClient]:
+def line(url: str, headers: dict[str, str] | None = None, path: str = "/gateway") -> Iterator[GatewayClient]:
     """A connection on which nothing was said yet but the challenge, which is read."""
-    where = f"{url.replace('http', 'ws')}/gateway"
+    where = url.replace("http", "ws") + path
     with connect(where, additional_headers=headers, max_size=None, close_timeout=1, proxy=None) as connection:
         client = GatewayClient(connection)
         challenge = client.next()

@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from gofer.devices import MAX_ASKED
 from gofer.store.tables import devices
+from gofer.web.auth import guard
 from protocols.gateway_client import Frame, GatewayRefused, checker, gateway, hello_params, line
 from support.patience import until
 from support.web_server import House
@@ -285,17 +286,23 @@ def test_a_lesser_token_makes_no_greater_device(house: House) -> None:
         assert "deviceToken" not in connect_as(house, Device(), value)
 
 
-def test_a_device_that_is_removed_is_cut_off(house: House, token: str) -> None:
+@pytest.mark.parametrize("whose", ["the device's token", "its member's token"])
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_device_that_is_removed_is_cut_off(
+    house: House, token: str, whose: str, asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = Device()
     issued = connect_as(house, device, token)["deviceToken"]
-    with line(house.url) as client:
-        given = hello_params(issued)
+    if not asks:
+        monkeypatch.setattr(guard, "LOOK_AGAIN", 0.1)
+    with gateway(house, token) as neighbour, line(house.url) as client:
+        given = hello_params(issued if whose == "the device's token" else token)
         given["device"] = device.proof(given, client.frames[0]["payload"]["nonce"])
         client.ask("connect", **given)
         assert house.api(token).delete(f"/devices/{device.id}").status_code == 200
-        asked = client.send("health", {})
         with pytest.raises(ConnectionClosed):
-            client.response(asked)
+            client.response(client.send("health", {}) if asks else "nothing")
+        assert neighbour.ask("health")["ok"] is True
 
 
 def test_a_device_of_somebody_else_is_not_taken(house: House, token: str) -> None:

@@ -51,6 +51,16 @@ def test_clients_are_told_who_is_there(house: House, token: str) -> None:
         assert all(hosts(payload) == {"other"} for payload in seen(pia, "presence"))
 
 
+def test_clients_hear_ticks_in_the_order_of_everything_else(
+    house: House, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_events, "TICK_INTERVAL", 0.0)
+    with gateway(house, token, scopes=[]) as mute, gateway(house, token) as owner:
+        for client in (mute, owner):
+            assert client.event("tick")["ts"] <= client.event("tick")["ts"]
+        assert owner.ask("health")["ok"] is True
+
+
 def test_who_may_read_nothing_is_told_nothing(house: House, token: str) -> None:
     with gateway(house, token, scopes=[]) as mute, gateway(house, token) as owner:
         owner.event("presence")

@@ -36,8 +36,8 @@ def refused(visit: Visit, **headers: str) -> int:
 
 
 def test_nobody_enters_without_being_known_and_from_our_own_page(visit: Visit) -> None:
-    assert refused(visit, Cookie="") == 403
-    assert refused(visit, Cookie="gofer_session=forged") == 403
+    assert refused(visit, Cookie="") == 401
+    assert refused(visit, Cookie="gofer_session=forged") == 401
     assert refused(visit, Origin="https://evil.example") == 403
     assert refused(visit, Origin="null") == 403
 
@@ -51,7 +51,7 @@ def test_a_room_is_its_members_alone(visit: Visit, other: Visit) -> None:
     assert stranger.post(f"/chat/{visit.room}/say", json=said, headers=headers).status_code == 404
     other_room, other.room = other.room, visit.room
     try:
-        assert refused(other) == 403
+        assert refused(other) == 404
     finally:
         other.room = other_room
 
@@ -188,7 +188,7 @@ def test_signing_out_ends_the_line(house: House, monkeypatch: pytest.MonkeyPatch
         visit.browser.client.post("/logout", data={"csrf": visit.csrf})
         talking.say("am I still here?")
         assert closed(talking) == 4403
-    assert refused(visit) == 403
+    assert refused(visit) == 401
     monkeypatch.setattr(guard, "LOOK_AGAIN", 0.05)
     visit = Visit(house, visit.member_id)
     stream = visit.browser.client.stream("GET", f"/chat/{visit.room}/live?after={visit.cursor}")

@@ -31,8 +31,11 @@ MAX_WATCHERS = 500
 MAX_BEHIND = 2000
 """Events a watcher may lag before it is let go."""
 PAGE = 200
-LOOK_EVERY = 0.25
-"""Seconds: on Postgres an event becomes visible a moment after its signal."""
+LOOK_AGAIN, LOOKS = 0.25, 8
+"""Seconds between looks after a signal, and how many: on Postgres an event becomes visible a moment after its signal.
+"""
+LOOK_ANYWAY = 1.0
+"""Seconds between looks without a signal: some things happen without one, and one may be lost."""
 
 Event = dict[str, Any]
 
@@ -180,7 +183,7 @@ class Follower:
             yield found
 
     async def _read(self) -> None:
-        woken = self._signals.subscribe(EVENTS)
+        woken, looks = self._signals.subscribe(EVENTS), LOOKS
         try:
             while self._watchers or self._wakes or self._heeds:
                 try:
@@ -188,7 +191,8 @@ class Follower:
                 except Exception as error:  # noqa: BLE001 - the database may come back
                     log.warning("follower.cannot_read", error=str(error))
                     await asyncio.sleep(1)
-                await woken.wait(LOOK_EVERY)
+                signalled = await woken.wait(LOOK_AGAIN if looks else LOOK_ANYWAY)
+                looks = LOOKS if signalled else max(looks - 1, 0)
         finally:
             self._signals.unsubscribe(EVENTS, woken)
 

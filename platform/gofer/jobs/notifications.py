@@ -43,14 +43,14 @@ class Subscription:
         """Wake the waiter, or let its next wait return at once."""
         self._event.set()
 
-    async def wait(self, timeout: float | None = None) -> None:
-        """Return when woken since the last return, or after the timeout."""
-        try:
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Return when woken since the last return, or after the timeout: whether it was woken."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._event.wait()
-        except TimeoutError:
-            pass
+        woken = self._event.is_set()
         self._event.clear()
+        return woken
 
 
 class Signals(Protocol):

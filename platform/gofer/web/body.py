@@ -25,6 +25,8 @@ LAST_WORDS = "gofer.last_words"
 """In the scope of a WebSocket: has one more frame sent when the server stops."""
 MESSAGE_LIMIT = "gofer.message_limit"
 """Where a WebSocket's scope keeps what bounds the bytes of its messages from then on."""
+SEND_AT_ONCE = "gofer.send_at_once"
+"""In the scope of a WebSocket: sends a frame if there is room for it now."""
 CLIENT_GONE = 499
 """What the log calls a request whose sender went away; nobody is there to be answered."""
 

@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from gofer.errors import Forbidden, NotFound, StoreError, TooBusy
 from gofer.web.auth import NotSignedIn, guard
-from gofer.web.body import LAST_WORDS, MESSAGE_LIMIT
+from gofer.web.body import LAST_WORDS, MESSAGE_LIMIT, SEND_AT_ONCE
 
 log = structlog.get_logger()
 
@@ -116,6 +116,12 @@ class ClientSocket:
         say_last = self.websocket.scope.get(LAST_WORDS)
         if say_last is not None:
             say_last(words)
+
+    def send_at_once(self, words: Callable[[], str]) -> None:
+        """Send a frame unless another one waits to be read. It costs no task, and nobody waits."""
+        send_at_once = self.websocket.scope.get(SEND_AT_ONCE)
+        if send_at_once is not None and not self._waiting:
+            send_at_once(words)
 
     async def send(self, text: str) -> None:
         """Send one frame; raises TimeoutError when it is not read, which ends the connection whoever sends it."""

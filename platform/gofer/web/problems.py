@@ -102,6 +102,11 @@ def status_of(error: GoferError) -> int:
 async def on_gofer_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for errors raised on purpose."""
     assert isinstance(error, GoferError)
+    return error_response(error)
+
+
+def error_response(error: GoferError) -> Response:
+    """The answer to a request, or to one for a WebSocket, that met an error of ours."""
     status = status_of(error)
     retry_after = getattr(error, "retry_after", None) or (5 if status == 503 else None)
     # A body that is too slow is not waited for. The sender of one that is too large would not read our answer

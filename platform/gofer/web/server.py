@@ -21,10 +21,11 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.protocol import State
 
 from gofer.settings import Settings
 from gofer.web.auth.client_address import Peers, network_of
-from gofer.web.body import CONNECTION, LAST_WORDS, MESSAGE_LIMIT
+from gofer.web.body import CONNECTION, LAST_WORDS, MESSAGE_LIMIT, SEND_AT_ONCE
 from gofer.web.problems import problem
 
 log = structlog.get_logger()
@@ -148,6 +149,8 @@ MAX_MESSAGE = 512 * 1024
 """Bytes of one message over a WebSocket, unless its endpoint says otherwise."""
 BACKLOG = 256
 """Connections that may wait to be accepted: those that are come to the limit a few at a time."""
+PING_INTERVAL, PING_TIMEOUT = 45.0, 20.0
+"""Seconds between two pings over a WebSocket, and for the answer. Proxies close what is silent for a minute."""
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
 
 
@@ -365,6 +368,7 @@ class WebSocket(WebSocketsSansIOProtocol):
         if self.response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
             self.scope[MESSAGE_LIMIT] = self._limit_messages  # type: ignore[literal-required]
             self.scope[LAST_WORDS] = self._say_last  # type: ignore[literal-required]
+            self.scope[SEND_AT_ONCE] = self._send_at_once  # type: ignore[literal-required]
 
     def _limit_messages(self, size: int) -> None:
         """Bound the messages that are to come."""
@@ -373,6 +377,12 @@ class WebSocket(WebSocketsSansIOProtocol):
     def _say_last(self, words: Callable[[], str]) -> None:
         """Have a frame sent before the server closes the connection because it stops."""
         self.last_words = words
+
+    def _send_at_once(self, words: Callable[[], str]) -> None:
+        """Send a frame if there is room for it now: past everything that may wait, which costs most of a small one."""
+        if self.conn.state is State.OPEN and self.writable.is_set():
+            self.conn.send_text(words().encode())
+            self.transport.write(b"".join(self.conn.data_to_send()))
 
     def shutdown(self) -> None:
         if self.last_words is not None and self.handshake_complete and not self.close_sent:
@@ -384,6 +394,8 @@ class WebSocket(WebSocketsSansIOProtocol):
         if message["type"] == "websocket.close":
             self.writable.set()
         await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True  # uvicorn would log an error for everybody who is not let in
 
     async def run_asgi(self) -> None:
         """Run the app; when it has ended, so does the connection."""
@@ -499,8 +511,8 @@ def make_server(
         timeout_keep_alive=30,
         timeout_graceful_shutdown=stop_timeout,
         ws_max_size=MAX_MESSAGE,
-        ws_ping_interval=20,
-        ws_ping_timeout=20,
+        ws_ping_interval=PING_INTERVAL,
+        ws_ping_timeout=PING_TIMEOUT,
         ws_per_message_deflate=False,
         **where,
     )

@@ -34,7 +34,7 @@ from gofer.web.auth.principal import (
 )
 from gofer.web.auth.sessions import Recognised, by_session, by_token, csrf_for, session_seen, token_used
 from gofer.web.body import read_form
-from gofer.web.problems import on_gofer_error, problem
+from gofer.web.problems import error_response, on_gofer_error, problem
 from gofer.web.unix_socket import AS_AGENT, AS_ROLE
 
 PLAIN_COOKIE, SECURE_COOKIE = "gofer_session", "__Host-gofer_session"
@@ -45,8 +45,6 @@ OPEN_PREFIXES = ("/hooks/", "/healthz", "/readyz")
 """
 METRICS = "/metrics"
 """Asked for by Prometheus, which finds us by whatever name its own network has; its token says who it is."""
-GATEWAY = "/gateway"
-"""The one socket that anybody may open who is no page of another site: its first frame says who is there."""
 MAX_CREDENTIAL = 200
 MAX_FILES, MAX_FIELDS = 100, 1000
 
@@ -72,7 +70,7 @@ class Guard:
         scope["gofer.caller"], scope["gofer.peers"] = caller, self._peers
         answer = await self._answered_here(scope, headers, caller)
         if answer is not None:
-            await _end(answer, scope, receive, send)
+            await answer(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -84,11 +82,7 @@ class Guard:
             await self._recognise(caller, headers)
         except GoferError as error:
             # The database is away: nobody can be told from anybody.
-            return (
-                await on_gofer_error(Request(scope), error)
-                if scope["type"] == "http"
-                else problem(503, str(error))
-            )
+            return error_response(error)
         if scope["type"] == "http" and (full := _no_room(scope, caller)) is not None:
             return full
         return self._foreign_socket(scope, headers, caller)
@@ -144,9 +138,8 @@ class Guard:
         if scope["type"] != "websocket":
             return None
         origin = headers.get("origin", "")
-        by_token = caller.visitor is not None and caller.visitor.via == "token"
-        known = by_token or scope["path"] == GATEWAY
-        if self._peers.is_own(origin, scope, headers) or (not origin and known):
+        by_cookie = caller.visitor is not None and caller.visitor.via == "session"
+        if self._peers.is_own(origin, scope, headers) or (not origin and not by_cookie):
             return None
         return problem(403, "The connection was opened by another site's page.", code="origin")
 
@@ -178,14 +171,6 @@ class FromSocket:
         visitor = replace(SOCKET, role=role, agent=headers.get(AS_AGENT, ""))
         scope["gofer.caller"] = Caller(visitor=visitor)
         await self._app(scope, receive, send)
-
-
-async def _end(answer: Response, scope: AsgiScope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":
-        await receive()
-        await send({"type": "websocket.close", "code": 4403, "reason": "Refused."})
-    else:
-        await answer(scope, receive, send)
 
 
 def _cookie(headers: Headers, name: str) -> str:

@@ -28,12 +28,13 @@ from gofer.web.chat.timeline import Timeline
 from gofer.web.client_socket import ClientSocket, ClientSockets
 from gofer.web.dashboard.render import Renderer
 from gofer.web.event_source import Stream
+from gofer.web.problems import error_response
 
 MAX_CONNECTIONS = 20
 """Of one member, on this process."""
 HEARTBEAT = 20.0
 
-NOT_ALLOWED, TOO_MANY = 4403, 4409
+TOO_MANY = 4409
 
 
 class Sockets:
@@ -48,8 +49,8 @@ class Sockets:
         try:
             visitor, room = await self._entered(websocket)
             cursor = _cursor(websocket.query_params.get("after", ""))
-        except GoferError:
-            await websocket.close(NOT_ALLOWED)
+        except GoferError as error:
+            await websocket.send_denial_response(error_response(error))
             return
         socket = ClientSocket(websocket)
         try:

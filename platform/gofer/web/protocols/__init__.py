@@ -9,14 +9,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from gofer.app import Platform
 from gofer.errors import GoferError
 from gofer.web.auth import visitor_of
-from gofer.web.auth.guard import GATEWAY
-from gofer.web.problems import on_gofer_error, problem
+from gofer.web.problems import error_response, problem
 
+GATEWAY = "/gateway"
 STREAM = "/v1/agents/{agent}/stream"
 
 
@@ -52,12 +53,28 @@ def _gateway(platform: Platform) -> Any:
     return GatewayDoor(platform)
 
 
+class GatewayPort:
+    """ASGI app for a port of its own: the gateway is at its root, as clients of OpenClaw look for it, and nothing else
+    is there."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["path"] in ("/", GATEWAY):
+            await self._app({**scope, "path": GATEWAY, "raw_path": GATEWAY.encode()}, receive, send)
+        else:
+            nothing = problem(404, f"This port is for OpenClaw's gateway protocol alone, at / and {GATEWAY}.")
+            await nothing(scope, receive, send)
+
+
 async def explain(request: Request, page: str) -> Response:
     """Tell a client that asks without an upgrade what is here."""
     try:
         visitor_of(request)
     except GoferError as error:
-        return await on_gofer_error(request, error)
+        return error_response(error)
     return problem(
         426, f"This is a WebSocket: ask to upgrade. docs/protocols/{page}.md says how.", code="upgrade"
     )

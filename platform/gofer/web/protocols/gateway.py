@@ -12,23 +12,24 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import structlog
+from sqlalchemy import Connection
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gofer import __version__
 from gofer.app import Platform
+from gofer.devices import find_device
 from gofer.errors import GoferError, TooBusy, TooOften
 from gofer.jobs.notifications import JOBS
 from gofer.web.auth import NotSignedIn, Visitor, audited_as, caller_of
 from gofer.web.auth.client_address import network_of
 from gofer.web.auth.devices import DEVICE_TOKEN, by_device, device_used
-from gofer.web.auth.guard import GATEWAY
-from gofer.web.auth.sessions import by_session, by_token
+from gofer.web.auth.sessions import Recognised, by_session, by_token
 from gofer.web.chat import rooms
 from gofer.web.client_socket import (
     MAX_UNREAD,
@@ -70,8 +71,6 @@ from gofer.web.protocols.gateway_frames import (
     response,
 )
 
-__all__ = ["GATEWAY", "METHODS", "GatewayDoor"]
-
 log = structlog.get_logger()
 
 HANDSHAKE_TIMEOUT = 10.0
@@ -109,12 +108,8 @@ EVENTS = (
 class _Greeted:
     """A client that has said who it is."""
 
+    client: GatewayClient
     request_id: str
-    params: ConnectParams
-    version: int
-    visitor: Visitor
-    allowed: frozenset[str]
-    credential: GatewayCredential
     device_token: str
 
 
@@ -143,7 +138,7 @@ class GatewayDoor:
             await websocket.send_denial_response(problem(503, str(error), code=error.code, retry_after=5))
             return
         if greeted is not None:
-            await self._serve(socket, greeted)
+            await self._serve(greeted)
 
     @contextlib.contextmanager
     def _counted(self, address: str) -> Iterator[None]:
@@ -188,8 +183,22 @@ class GatewayDoor:
                 raise invalid(f"the role {params.role[:40]!r} is not supported: connect as operator")
             check_device(params, nonce)
             visitor, allowed, credential = await self._recognise(socket.websocket, params, address)
-            device_token = await self._paired(socket.websocket, params, visitor, allowed, credential)
-            return _Greeted(frame.id, params, version, visitor, allowed, credential, device_token)
+            device_token, paired = await self._let_in(socket.websocket, params, visitor, allowed, credential)
+            if paired and params.device is not None:
+                credential = replace(credential, device=params.device.id)
+            client = GatewayClient(
+                platform=self._platform,
+                socket=socket,
+                visitor=visitor,
+                credential=credential,
+                version=version,
+                info=params.client,
+                allowed=allowed,
+                scopes=granted_scopes(params.scopes, allowed),
+                agent_names=self._agent_names,
+                announcer=self._announcer,
+            )
+            return _Greeted(client, frame.id, device_token)
         except GoferError as error:
             await self._turn_away(socket, error, error.about if isinstance(error, Unreadable) else about)
             return None
@@ -228,24 +237,25 @@ class GatewayDoor:
             raise invalid("unauthorized: this token has no scope for messages", "AUTH_SCOPE_MISMATCH")
         return visitor, allowed, credential
 
-    async def _paired(
+    async def _let_in(
         self,
         websocket: WebSocket,
         params: ConnectParams,
         visitor: Visitor,
         allowed: frozenset[str],
         credential: GatewayCredential,
-    ) -> str:
-        """Let in the device that a client names; returns a token that is new for it. Raises GatewayError."""
+    ) -> tuple[str, bool]:
+        """Let in the device that a client names; returns a token that is new for it, and whether the device is paired.
+        Raises GatewayError."""
         if params.device is None:
-            return ""
+            return "", False
         if credential.kind == "device":
             await self._platform.database.write(partial(device_used, id_=credential.device))
-            return ""
+            return "", True
         near = websocket.scope["gofer.peers"].is_this_machine(websocket.scope, websocket.headers)
         wanted = granted_scopes(params.scopes, allowed)
         # A refusal is a value: raised, it would take back the request to be paired.
-        token = await self._platform.database.write(
+        entry = await self._platform.database.write(
             partial(
                 let_device_in,
                 vault=self._platform.vault,
@@ -256,10 +266,10 @@ class GatewayDoor:
                 address=caller_of(websocket).address,
             )
         )
-        if isinstance(token, GatewayError):
+        if isinstance(entry, GatewayError):
             self._platform.signals.wake(JOBS)
-            raise token
-        return token
+            raise entry
+        return entry
 
     def _unknown(self, address: str, credential: GatewayCredential) -> GatewayError:
         if not self._failures.spend(address):
@@ -282,25 +292,16 @@ class GatewayDoor:
             visitor, scopes = device
             return visitor, frozenset(granted_scopes(scopes, allowed_scopes(visitor)))
         look = by_session if credential.kind == "session" else by_token
-        found = await self._platform.database.read(partial(look, value=credential.value))
+        found = await self._platform.database.read(
+            partial(_recognised, look=look, value=credential.value, device=credential.device)
+        )
         return (found.visitor, allowed_scopes(found.visitor)) if found is not None else None
 
     # The conversation.
 
-    async def _serve(self, socket: ClientSocket, greeted: _Greeted) -> None:
-        client = GatewayClient(
-            platform=self._platform,
-            socket=socket,
-            visitor=greeted.visitor,
-            credential=greeted.credential,
-            version=greeted.version,
-            info=greeted.params.client,
-            allowed=greeted.allowed,
-            scopes=granted_scopes(greeted.params.scopes, greeted.allowed),
-            agent_names=self._agent_names,
-            announcer=self._announcer,
-        )
-        socket.credential = greeted.credential.kind, greeted.credential.value
+    async def _serve(self, greeted: _Greeted) -> None:
+        client, socket = greeted.client, greeted.client.socket
+        socket.credential = client.credential.device, client.credential.value
         socket.websocket.state.gateway = client
         socket.limit_messages(MAX_PAYLOAD)
         socket.say_last(client.last_words)
@@ -310,11 +311,8 @@ class GatewayDoor:
                     self._sockets.entered(socket, client.visitor.member_id, most=MAX_CONNECTIONS),
                     self._announcer.entered(client),
                 ):
-                    hello = await self._hello(client, greeted.device_token)
-                    await socket.send_json(response(greeted.request_id, hello))
-                    client.greeted = True
-                    self._announcer.tell_since(hello["snapshot"]["stateVersion"])
-                    await socket.run(self._hear(client), _tick(client))
+                    await self._welcome(greeted)
+                    await socket.run(self._hear(client))
             except TooBusy as error:
                 await self._turn_away(socket, error, greeted.request_id)
             finally:
@@ -327,6 +325,12 @@ class GatewayDoor:
             found = await rooms.choosable(self._platform)
             self._agents = time.monotonic(), found
         return found
+
+    async def _welcome(self, greeted: _Greeted) -> None:
+        hello = await self._hello(greeted.client, greeted.device_token)
+        await greeted.client.socket.send_json(response(greeted.request_id, hello))
+        greeted.client.greeted = True
+        self._announcer.tell_since(hello["snapshot"]["stateVersion"])
 
     async def _hello(self, client: GatewayClient, device_token: str) -> Frame:
         issued = {"deviceToken": device_token, "issuedAtMs": now_ms()} if device_token else {}
@@ -351,22 +355,21 @@ class GatewayDoor:
         client: GatewayClient = websocket.state.gateway
         found = await self._visitor(client.credential)
         if found is None:
-            raise NotSignedIn("The token is revoked or has expired.")
+            raise NotSignedIn("The token is revoked or has expired, or the device was removed.")
         client.visitor, client.allowed = found
 
     async def _hear(self, client: GatewayClient) -> None:
         while True:
-            message = await client.socket.receive()
-            try:
-                large = len(message.get("text") or "") > LARGE
-                read = partial(read_request, message, MAX_PAYLOAD)
-                frame = await asyncio.to_thread(read) if large else read()
-            except Unreadable as error:
-                await client.socket.send_json(refusal(error.about, error))
-                continue
-            await self._answer(client, frame)
+            await self._answer(client, await client.socket.receive())
 
-    async def _answer(self, client: GatewayClient, frame: RequestFrame) -> None:
+    async def _answer(self, client: GatewayClient, message: Any) -> None:
+        try:
+            large = len(message.get("text") or "") > LARGE
+            read = partial(read_request, message, MAX_PAYLOAD)
+            frame = await asyncio.to_thread(read) if large else read()
+        except Unreadable as error:
+            await client.socket.send_json(refusal(error.about, error))
+            return
         try:
             method = await self._admitted(client, frame)
             call = GatewayCall(client, frame.id, frame.method, frame.params)
@@ -413,6 +416,15 @@ class GatewayDoor:
         await call.client.socket.send_json(answer)
 
 
+def _recognised(
+    connection: Connection, look: Callable[..., Recognised | None], value: str, device: str
+) -> Recognised | None:
+    """Whose credential it is; nobody's any more once the paired device that it came with was removed."""
+    row = find_device(connection, device) if device else None
+    removed = device and (row is None or row.paired_at is None)
+    return None if removed else look(connection, value)
+
+
 async def recorded(call: GatewayCall, method: Method) -> Any:
     """Do something that is put on record: before it is done, and how it ended."""
     caller, visitor = caller_of(call.client.socket.websocket), call.client.visitor
@@ -426,10 +438,3 @@ async def recorded(call: GatewayCall, method: Method) -> Any:
         subject=str(subject),
         address=caller.address,
     )
-
-
-async def _tick(client: GatewayClient) -> None:
-    """Show that the line is alive; clients close one on which they hear nothing."""
-    while True:
-        await asyncio.sleep(TICK_INTERVAL)
-        await client.send_event("tick", {"ts": now_ms()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,7 +44,7 @@ class GatewayCredential:
     kind: Literal["token", "session", "device"]
     value: str = field(repr=False)
     device: str = ""
-    """The id of the device whose token it is."""
+    """The id of the paired device that it came with: it counts no longer than that is paired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class GatewayClient:
     id: str = field(default_factory=lambda: new_id("conn"))
     greeted: bool = False
     """Whether it has been let in: it is told nothing before."""
+    ticked_at: float = field(default_factory=time.monotonic)
     _number: int = 0
     _followed: dict[str, tuple[SessionFollower, asyncio.Task[None]]] = field(default_factory=dict)
     """By conversation, the one used last at the end."""
@@ -104,6 +106,11 @@ class GatewayClient:
             await self.send_event(event, payload, **more)
         except Exception as error:  # noqa: BLE001 - it ends this connection, and no other
             self.socket.end(error)
+
+    def tick(self) -> None:
+        """Show that the line is alive; clients close one on which they hear nothing."""
+        self.ticked_at = time.monotonic()
+        self.socket.send_at_once(lambda: json.dumps(self._event("tick", {"ts": now_ms()})))
 
     def last_words(self) -> str:
         """What the client hears when the server stops."""

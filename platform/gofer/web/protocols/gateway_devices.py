@@ -72,8 +72,9 @@ def let_device_in(
     *,
     near: bool,
     address: str,
-) -> str | GatewayError:
-    """Let a device in that has proved its key; returns a token that is new for it, or nothing, or why not.
+) -> tuple[str, bool] | GatewayError:
+    """Let a device in that has proved its key; returns a token that is new for it, or none, and whether it is paired;
+    or why not.
 
     From this machine nothing has to be paired; about any other device the owners are asked. A token is given only to a
     device that an owner has paired, or to whoever could make tokens anyway.
@@ -85,7 +86,7 @@ def let_device_in(
     if known is not None and known.member_id != visitor.member_id:
         return invalid("device is paired with another member", "DEVICE_AUTH_INVALID")
     if known is None and near and not (whole and ADMIN in scopes and has_room(connection, visitor.member_id)):
-        return ""
+        return "", False
     if known is None:
         name = params.client.displayName or params.client.id
         key, member_id = device.publicKey, visitor.member_id
@@ -96,7 +97,8 @@ def let_device_in(
     if row.paired_at is None and not near:
         ask_about_device(connection, vault, row, member=visitor.name, address=address)
         return _not_paired(device.id)
-    return new_device_token(connection, device.id) if whole and row.paired_at and row.digest is None else ""
+    new = whole and row.paired_at and row.digest is None
+    return new_device_token(connection, device.id) if new else "", row.paired_at is not None
 
 
 def _not_paired(id_: str) -> GatewayError:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -21,7 +22,7 @@ from gofer.jobs.kinds import SAY
 from gofer.web.protocols.gateway_client import GatewayClient
 from gofer.web.protocols.gateway_control import may_read_schedules
 from gofer.web.protocols.gateway_follow import job_run, now_ms
-from gofer.web.protocols.gateway_frames import ADMIN, READ, Frame
+from gofer.web.protocols.gateway_frames import ADMIN, READ, TICK_INTERVAL, Frame
 
 log = structlog.get_logger()
 
@@ -46,7 +47,7 @@ class GatewayAnnouncer:
         self._platform = platform
         self._clients: dict[str, GatewayClient] = {}
         """By id, the newest at the end."""
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._woken = asyncio.Event()
         self._heard: deque[Event] = deque(maxlen=MAX_WAITING)
         self._runs: dict[int, str] = {}
@@ -60,16 +61,18 @@ class GatewayAnnouncer:
         """Tell a client for as long as it is connected, and the others that it is."""
         self._clients[client.id] = client
         self._changed()
-        if self._task is None:
-            self._task = asyncio.create_task(self._keep_telling(), name="gateway-events")
+        if not self._tasks:
+            sides = (self._keep_telling(), self._keep_ticking())
+            self._tasks = [asyncio.create_task(side, name="gateway-events") for side in sides]
         try:
             yield
         finally:
             del self._clients[client.id]
             self._changed()
             if not self._clients:
-                self._task.cancel()
-                self._task = None
+                for task in self._tasks:
+                    task.cancel()
+                self._tasks = []
 
     def _changed(self) -> None:
         self._present += 1
@@ -99,6 +102,15 @@ class GatewayAnnouncer:
         agents = await client.agents()
         default = {"defaultAgentId": agents[0]} if agents else {}
         return {"ok": self._healthy, "ts": now_ms(), "durationMs": 0, **default}
+
+    async def _keep_ticking(self) -> None:
+        """One task for all clients, each at its own time, so that nobody waits for the ticks of many."""
+        while True:
+            await asyncio.sleep(BETWEEN)
+            due = time.monotonic() - TICK_INTERVAL
+            for client in self._clients.values():
+                if client.greeted and client.ticked_at <= due:
+                    client.tick()
 
     async def _keep_telling(self) -> None:
         while True:

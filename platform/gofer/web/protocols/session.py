@@ -16,11 +16,10 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
-from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from gofer.app import Platform
-from gofer.errors import Forbidden, GoferError, Malformed, NotFound, StoreError, TooBusy, TooOften
+from gofer.errors import Forbidden, GoferError, Malformed, NotFound, StoreError, TooOften
 from gofer.goals.load import told_loads
 from gofer.jobs.notifications import EVENTS
 from gofer.store.events import Cursor
@@ -33,7 +32,7 @@ from gofer.web.chat.follow import follow, read_now
 from gofer.web.chat.rooms import Room
 from gofer.web.chat.timeline import Timeline
 from gofer.web.client_socket import Allowances, ClientSocket, ClientSockets
-from gofer.web.problems import problem
+from gofer.web.problems import error_response
 from gofer.web.protocols import session_messages, session_runs
 from gofer.web.protocols.reply_numbers import (
     NumberedReply,
@@ -164,7 +163,7 @@ class SessionDoor:
                 await websocket.accept()
                 await self._converse(session, resumed, after)
         except GoferError as error:
-            await websocket.send_denial_response(_denial(error))
+            await websocket.send_denial_response(error_response(error))
 
     async def _entered(self, websocket: WebSocket) -> tuple[ClientSession, bool]:
         visitor = narrowed(visitor_of(websocket), "messages")
@@ -315,10 +314,13 @@ class SessionDoor:
 
     async def _hear(self, session: ClientSession) -> None:
         while True:
-            for frame in await self._answer(session, await session.socket.receive()):
-                await session.send(frame)
+            await self._answer(session, await session.socket.receive())
 
-    async def _answer(self, session: ClientSession, message: Any) -> list[dict[str, Any]]:
+    async def _answer(self, session: ClientSession, message: Any) -> None:
+        for frame in await self._answers(session, message):
+            await session.send(frame)
+
+    async def _answers(self, session: ClientSession, message: Any) -> list[dict[str, Any]]:
         try:
             asked = read_frame(message)
         except Malformed as error:
@@ -441,9 +443,3 @@ def _number(given: str | None) -> int | None:
     if not re.fullmatch("[0-9]{1,15}", given):
         raise Malformed("after: must be the seq of the last frame that was seen.")
     return int(given)
-
-
-def _denial(error: GoferError) -> Response:
-    statuses = {NotSignedIn: 401, Forbidden: 403, NotFound: 404, Malformed: 400, TooBusy: 503}
-    status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 503)
-    return problem(status, str(error), code=error.code)
