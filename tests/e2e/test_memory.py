@@ -17,7 +17,7 @@ from gofer.identity import known_principal
 from gofer.integration import sign_body
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.encryption import conversation_key, unseal
-from gofer.store.tables import events, memory_indexes, memory_postings, replies
+from gofer.store.tables import events, memories, memory_indexes, memory_postings, replies, secrets
 from gofer_standins import loopback
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
 from support.async_bridge import Elsewhere
@@ -227,6 +227,69 @@ def test_commands_remember_list_and_forget(town: Town) -> None:
     assert [each["author"] for each in versions] == ["owner", "owner"], "whose word it was"
     assert "no memory with this id" in command("/forget mem_abcdefghjkmnpqrs")
     assert "Say what" in command("/remember")
+    assert "Restored" in command(f"/memory restore {memory_id}")
+    assert "is remembered" in command(f"/memory restore {memory_id}")
+    assert "Changed" in command(f"/memory edit {memory_id} the spare key lies under the mat")
+    shown = command(f"/memory {memory_id}")
+    for words in (
+        "-the spare key lies under the geranium",
+        "+the spare key lies under the mat",
+        "message 3 of this conversation",
+    ):
+        assert words in shown, shown
+    assert "belongs to a conversation" in command(f"/memory pin {memory_id}")
+    moved = command(f"/memory audience `{memory_id}` conversation").split(" as ")[1].strip(".")
+    assert memory_id not in command("/memory mat")
+    rules = f"/conversations/{town.rooms['ann-notes'][0]}/rules"
+    assert "Pinned" in command(f"/memory pin {moved}")
+    assert [each["id"] for each in town.apis["ann"].get(rules).json()["rules"]] == [moved]
+    assert "no standing rule" in command(f"/memory unpin {moved}")
+    assert town.apis["ann"].get(rules).json()["rules"] == []
+    assert "Say who may hear" in command(f"/memory audience {moved} the world")
+    assert "everybody I talk to" in command(f"/memory audience {moved} everybody")
+    exported = [json.loads(line) for line in command("/memory export").splitlines() if line.startswith("{")]
+    assert "the spare key lies under the mat" in [each["text"] for each in exported]
+    assert "Nothing that may be recalled" in command("/memory restore zebras"), "words to search for"
+
+
+def test_in_a_chat_a_member_changes_what_is_theirs_and_widens_nothing(town: Town) -> None:
+    shared = (
+        town.apis["ann"]
+        .post("/memories", json={"scope": "agent:gofer", "text": "Lunch is at one."})
+        .json()["id"]
+    )
+    secret = town.apis["ann"].post("/memories", json={"scope": "person:me", "text": "Ann hums."}).json()["id"]
+
+    def command(text: str) -> str:
+        return town.command("ben-orders", "ben", text)
+
+    own = command("/remember my bike is red").split(" as ")[1].split(".")[0]
+    assert "Changed" in command(f"/memory edit {own} my bike is blue")
+    assert "Only an owner" in command(f"/memory audience {own} everybody")
+    assert "Lunch is at one." in command(f"/memory {shared}")
+    for verb in ("edit", "pin", "unpin", "restore"):
+        assert "Only an owner" in command(f"/memory {verb} {shared} x"), verb
+    for verb in ("show", "edit", "pin", "restore", "audience"):
+        told = command(f"/memory {verb} {secret} everybody")
+        assert "no memory with this id" in told or "Only an owner" in told, told
+        assert "hums" not in told
+
+
+def test_a_damaged_rule_is_said_and_the_agent_answers(town: Town) -> None:
+    town.ask("ann-oath", "ann", "Always greet the harbour master.")
+    town.ask("ann-oath", "ann", "Never feed the gulls.")
+    scope = f"conversation:{town.rooms['ann-oath'][0]}"
+    rules = f"/conversations/{town.rooms['ann-oath'][0]}/rules"
+    damage = update(memories).where(memories.c.scope_id == scope, memories.c.message_seq == 1)
+    town.house.write(lambda c: c.execute(damage.values(sealed=b"\x02nonsense")))
+    before = len(town.told("ann-oath"))
+    town.ask("ann-oath", "ann", "Always lock the gate of the quay.")
+    assert len(town.told("ann-oath")) == before + 1
+    assert scope in town.apis["ann"].get("/doctor").text
+    assert len(town.apis["ann"].get(rules).json()["rules"]) == 3
+    damaged = next(each for each in town.apis["ann"].get(rules).json()["rules"] if not each["text"])
+    assert town.apis["ann"].post(f"{rules}/{damaged['id']}/revoke").status_code == 200
+    assert scope not in town.apis["ann"].get("/doctor").text
 
 
 def test_a_note_for_everybody_may_be_the_first_word_of_a_conversation(town: Town) -> None:
@@ -296,7 +359,7 @@ def test_with_a_damaged_index_the_agent_answers_and_everybody_is_told(town: Town
     assert f"gofer memory reindex --scope {scope}" in browser.get("/memory").text
     assert scope in api.get("/doctor").text
     assert "gofer_memory_degraded 1.0" in browser.get("/metrics").text
-    assert api.post("/memories/reindex", json={"scope": scope}).json() == {"scopes": 1}
+    assert api.post("/memories/reindex", json={"scope": scope}).json() == {"scopes": 1, "degraded": []}
     assert "eleven" in api.get("/memories", params=found).text
     metrics = browser.get("/metrics").text
     assert "gofer_memory_degraded 0.0" in metrics
@@ -311,3 +374,85 @@ def test_with_a_damaged_index_the_agent_answers_and_everybody_is_told(town: Town
 def test_people_are_principals(town: Town) -> None:
     found = town.house.read(lambda c: known_principal(c, FIRST_WORKSPACE, "webchat", town.people["ben"]))
     assert found is not None
+
+
+def test_a_lost_key_marks_every_run_also_after_reindexing_and_hides_nothing(town: Town) -> None:
+    api, ben = town.apis["ann"], town.apis["ben"]
+    made = ben.post(
+        "/memories", json={"scope": "person:me", "text": "Ben's locker has the number 417."}
+    ).json()
+    browser = town.house.browser()
+    browser.follow(town.house.link(town.people["ann"]))
+    scope = made["scope"]
+    named = secrets.c.name == f"memory.{scope}"
+    kept = town.house.read(lambda c: c.execute(select(secrets).where(named)).one())
+    town.house.write(lambda c: c.execute(secrets.delete().where(named)))
+    try:
+        assert api.post("/memories/reindex", json={}).status_code == 202
+        town.ask("ben-locker", "ben", "Which number has my locker?")
+        assert marks(town)[-1]["scopes"] == [scope]
+        refused = api.post("/memories/reindex", json={"scope": scope})
+        assert (refused.status_code, "gofer restore" in refused.text) == (503, True), refused.text
+        before = len(marks(town))
+        town.ask("ben-locker", "ben", "And now, which number has my locker?")
+        assert len(marks(town)) > before
+        for page in ("/memory", "/"):
+            assert scope in browser.get(page).text, page
+        assert scope in api.get("/doctor").text
+        assert "gofer_memory_degraded 1.0" in browser.get("/metrics").text
+    finally:
+        town.house.write(lambda c: c.execute(secrets.insert().values(**kept._mapping)))
+    town.ask("ben-locker", "ben", "And once more, which number has my locker?")
+    api.get("/doctor")
+    assert "gofer_memory_degraded 0.0" in browser.get("/metrics").text
+
+
+def marks(town: Town) -> list[Any]:
+    marked = select(events.c.data).where(events.c.kind == "memory.degraded").order_by(events.c.id)
+    return list(town.house.read(lambda connection: connection.execute(marked).scalars().all()))
+
+
+def test_a_damaged_note_marks_runs_until_it_is_forgotten(town: Town) -> None:
+    api, question = town.apis["ann"], "When does the ferry to Ystad leave?"
+    note = api.post(
+        "/memories", json={"scope": "agent:gofer", "text": "The ferry to Ystad leaves at 7."}
+    ).json()
+    assert "leaves at 7" in town.ask("ann-ystad", "ann", question)
+    damage = update(memories).where(memories.c.id == note["id"]).values(sealed=b"\x02nonsense")
+    town.house.write(lambda connection: connection.execute(damage))
+    for _ in range(2):  # as it is indexed, and after it was indexed anew
+        before = len(marks(town))
+        assert (
+            "leaves at 7" not in town.ask("ann-ystad", "ann", f"{question} Say it again.").split(question)[-1]
+        )
+        assert note["scope"] in marks(town)[before]["scopes"]
+        assert "gofer memory forget" in api.get("/doctor").text
+        api.post("/memories/reindex", json={})
+    assert api.post(f"/memories/{note['id']}/forget").status_code == 200
+    assert note["scope"] not in api.get("/doctor").text
+    before = len(marks(town))
+    town.ask("ann-ystad", "ann", question)
+    assert len(marks(town)) == before
+
+
+def test_without_its_tables_memory_is_said_to_be_away_and_the_agent_answers(town: Town) -> None:
+    api = town.apis["ann"]
+    browser = town.house.browser()
+    browser.follow(town.house.link(town.people["ann"]))
+    town.ask("ann-away", "ann", "The harbour of Ystad has nine cranes.")
+    town.house.write(lambda c: c.exec_driver_sql("ALTER TABLE memory_posting RENAME TO away"))
+    try:
+        before = len(town.told("ann-away")), len(marks(town))
+        town.ask("ann-away", "ann", "How many cranes has the harbour of Ystad?")
+        assert len(town.told("ann-away")) == before[0] + 1
+        assert len(marks(town)) > before[1]
+        assert "Nothing can be recalled" in browser.get("/").text
+        assert "memory" in [
+            each["check"] for each in api.get("/doctor").json()["findings"] if each["severity"] != "ok"
+        ]
+        searched = browser.get("/memory?query=cranes")
+        assert (searched.status_code, "gofer doctor" in searched.text) == (200, True)
+    finally:
+        town.house.write(lambda c: c.exec_driver_sql("ALTER TABLE away RENAME TO memory_posting"))
+    api.get("/doctor")
+    assert "Nothing can be recalled" not in browser.get("/").text

@@ -24,16 +24,18 @@ def list_jobs(
     kind: Annotated[str, typer.Option(help="Only of this kind, e.g. answer or deliver.")] = "",
     conversation: Annotated[str, typer.Option(help="Only of this conversation.")] = "",
     connection: Annotated[str, typer.Option(help="Only of this connection.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Also jobs that tidy memory.")] = False,
     limit: Annotated[int, typer.Option(help="How many to list at most.")] = 50,
 ) -> Shown:
-    """List jobs, the newest first.
+    """List jobs, the newest first. Those that tidy memory are left out unless you ask for them.
 
     \b
     gofer jobs list
     gofer jobs list --state dead --json
     """
     asked = {"state": state, "kind": kind, "conversation": conversation, "connection": connection}
-    found = call("GET", "/jobs", params={**_given(asked), "limit": limit})
+    tidying = {"tidying": True} if everything else {}
+    found = call("GET", "/jobs", params={**_given(asked), "limit": limit, **tidying})
     return found, lambda: _print(found["jobs"])
 
 

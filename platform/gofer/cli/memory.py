@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,8 +106,8 @@ def search(
     def shown() -> None:
         columns = ("memory", "kind", "audience", "when", "who", "what")
         table(columns, _rows(found["memories"]), empty="Nothing is remembered that fits.")
-        for damaged in found["degraded"]:
-            print(f"{damaged} cannot be searched as it should. Run: gofer memory reindex --scope {damaged}")
+        for problem in found["problems"]:
+            print(harmless(problem))
 
     return found, shown
 
@@ -125,9 +126,15 @@ def show_one(memory: Id) -> Shown:
         if found["conversation_id"]:
             gone = " (purged)" if found["source_gone"] else ""
             print(f"from {found['conversation_id']}, message {found['message_seq'] or '–'}{gone}")
+        if found["job_id"]:
+            print(f"from run {found['job_id']}")
         for each in found["versions"]:
             print(f"\n{_version(each)}")
-            print(harmless(each["text"]))
+            print(
+                harmless(
+                    each["diff"] if each["version"] > 1 and each["text"] else each["text"] or each["gist"]
+                )
+            )
         if found["state"] == "superseded":
             print(f"\nBring it back: gofer memory restore {found['id']}")
 
@@ -210,6 +217,9 @@ def export(scope: Scope = "") -> Shown:
     gofer memory export --scope agent:gofer > notes.jsonl
     """
     found = call("GET", "/memories/export", params={"scope": scope})
+    if unread := sum(each["state"] == "unreadable" for each in found["memories"]):
+        told = f"{unread} memories cannot be read and are written without their words. Run: gofer doctor"
+        print(told, file=sys.stderr)
     return found, "\n".join(json.dumps(each) for each in found["memories"])
 
 
@@ -225,20 +235,31 @@ def import_file(
     publish: Annotated[
         int, typer.Option(min=0, help="How many private memories of the file may be for that scope.")
     ] = 0,
+    place: Annotated[
+        list[str] | None,
+        typer.Option(help="Whom an audience of the file means here, as SCOPE=SCOPE; may be repeated."),
+    ] = None,
+    leave_out: Annotated[
+        bool, typer.Option("--leave-out", help="Leave out what is for audiences that are not here.")
+    ] = False,
 ) -> Shown:
     """Import notes: an export, an archive index as NDJSON, or another agent's MEMORY.md. The same file twice is once.
 
-    What was exported comes back for whom it was. With --scope it is for others, and --publish says how many of its
-    memories were private.
+    What was exported comes back for whom it was, also on another instance: agents are known by their name, people by
+    their accounts. For others say --place. With --scope all of it is for one audience, and --publish says how many of
+    its memories were private.
 
     \b
     gofer memory import notes.jsonl
+    gofer memory import notes.jsonl --place person:person_k3v9=person:me
     gofer memory import MEMORY.md --scope person:person_k3v9
     """
     text = read_text(file, MAX_IMPORT)
     form = "markdown" if Path(file).suffix.lower() in (".md", ".markdown") else "jsonl"
     form = "" if file == "-" else form
+    places = dict(_place(each) for each in place or ())
     wish = {"scope": scope, "format": form, "text": text, "publish": publish}
+    wish |= {"place": places, "leave_out": leave_out}
     done = call("POST", "/memories/import", json=wish)
 
     def shown() -> None:
@@ -249,8 +270,21 @@ def import_file(
             print(
                 f"{done['forgotten']} more were forgotten here and stay so. Bring one back: gofer memory restore ID"
             )
+        for there, here in done["placed"].items():
+            print(f"What is for {there} in the file is for {here} here.")
+        if done["left_out"]:
+            print(
+                f"{done['left_out']} are left out: unreadable in the file, or for audiences that are not here."
+            )
 
     return done, shown
+
+
+def _place(given: str) -> tuple[str, str]:
+    there, equals, here = given.partition("=")
+    if not (there and equals and here):
+        raise CommandFailed(f"--place {given!r}: say SCOPE=SCOPE, the file's and then the one here.", USAGE)
+    return there, here
 
 
 @app.command()
@@ -261,4 +295,6 @@ def reindex(scope: Scope = "") -> Shown:
     gofer memory reindex
     """
     begun = call("POST", "/memories/reindex", json={"scope": scope})
-    return begun, f"{begun['scopes']} indexes are being made anew."
+    still = len(begun["degraded"])
+    told = f"\n{still} audiences still cannot be read. Run: gofer doctor" if still else ""
+    return begun, f"{begun['scopes']} indexes are being made anew.{told}"

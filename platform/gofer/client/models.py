@@ -343,7 +343,7 @@ class Memory(Shape):
     scope: str
     """Who may hear of it: conversation:ID, person:ID or agent:ID."""
     state: str
-    """live, forgotten, superseded where something newer took its place, or unreadable where its key is lost."""
+    """live, forgotten, superseded (something newer took its place) or unreadable (damaged, or its key is lost)."""
     superseded_by: str | None
     """The memory that took its place."""
     gist: str
@@ -365,6 +365,8 @@ class Memories(Shape):
 
     memories: list[Memory]
     degraded: list[str]
+    problems: list[str]
+    """What is wrong with these scopes, or with memory as a whole, and what to do about it."""
 
 
 class MemoryVersion(Memory):
@@ -394,7 +396,13 @@ class ExportedMemory(Shape):
     id: str
     version: int
     kind: str
+    state: str
+    """live, or unreadable without its text."""
     scope: str
+    scope_name: str
+    """What an agent or a person is called."""
+    scope_known_as: list[str]
+    """A person's accounts, or a conversation's places: by these another instance knows them."""
     text: str
     author: str
     trust: str
@@ -421,12 +429,18 @@ class MemoriesImported(Shape):
     """How many of these were here before."""
     forgotten: int
     """How many of its memories were forgotten here, and stay so."""
+    left_out: int
+    """How many could not be read when they were exported, or are for audiences that are not here."""
+    placed: dict[str, str]
+    """Audiences of the file that are known by another id here."""
 
 
 class Reindexing(Shape):
     """How many scopes are being indexed anew."""
 
     scopes: int
+    degraded: list[str]
+    """Those that still cannot be read as they should, because a key is lost or a memory is damaged."""
 
 
 class Goal(Shape):

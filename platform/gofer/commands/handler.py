@@ -285,7 +285,8 @@ class CommandHandler:
         if read.message.command in GOAL_COMMANDS:
             return await self._goal(claim, read)
         if read.message.command in MEMORY_COMMANDS:
-            return await answer_memory(self.database, self.vault, self.recall, claim, read)
+            on = self.settings.memory_v1
+            return await answer_memory(self.database, self.vault, self.recall, claim, read, on=on)
         if read.message.command in ("mute", "unmute"):
             muted = read.message.command == "mute"
             by = f"author:{read.message.author.id}"

@@ -30,8 +30,8 @@ from gofer.doctor.model import (
 from gofer.errors import ConfigError, GoferError, NotFound
 from gofer.jobs.maintenance import depth, oldest_ready
 from gofer.mcp.settings import McpServerSettings
-from gofer.memory.recall import DAMAGED, examine_scopes
-from gofer.memory.records import unreadable_notes
+from gofer.memory.notes import OFF
+from gofer.memory.recall import DAMAGED, advice
 from gofer.releases.lifecycle import last_failure, open_home
 from gofer.runs.agent_files import (
     NAME,
@@ -216,22 +216,18 @@ async def _sandbox(platform: Platform) -> list[Finding]:
 
 
 async def _memory(platform: Platform) -> list[Finding]:
-    found = await platform.database.read(examine_scopes, vault=platform.vault)
-    unreadable = await platform.database.read(unreadable_notes, vault=platform.vault)
-    wrong = {**platform.recall.degraded, **unreadable, **found}
-    by_meaning = await _embeddings(platform)
+    wrong = await platform.recall.examine()
+    found = await _embeddings(platform)
+    if not platform.settings.memory_v1:
+        found.append(Finding("memory", "note", OFF, "Unset GOFER_MEMORY_V1, and restart.", "memory.md"))
     if not wrong:
         line = "Everything that is remembered can be read and searched."
-        return [Finding("memory", "ok", line, docs="memory.md"), *by_meaning]
-    lines = [f"{scope}: {why}" for scope, why in sorted(wrong.items())[:10]]
+        return [Finding("memory", "ok", line, docs="memory.md"), *found]
+    lines = [advice(scope, why) for scope, why in sorted(wrong.items())[:10]]
+    said = "Agents answer without some memories. " + " ".join(lines)
     damaged = all(why == DAMAGED for why in wrong.values())
-    fix = (
-        "gofer memory reindex"
-        if damaged
-        else "gofer restore FILE, or gofer memory reindex for a damaged index"
-    )
-    said = "Agents answer without some memories. " + "; ".join(lines)
-    return [Finding("memory", "warning", said, fix, "memory.md"), *by_meaning]
+    fix = "gofer memory reindex" if damaged else "gofer restore FILE, or as said for each"
+    return [Finding("memory", "warning", said, fix, "memory.md"), *found]
 
 
 async def _embeddings(platform: Platform) -> list[Finding]:

@@ -16,12 +16,15 @@ from gofer.memory.records import (
     FORGOTTEN,
     LIVE,
     MAX_TEXT,
+    DamagedMemory,
     ForgottenMemory,
     Kind,
     Memory,
     NewMemory,
     Source,
-    live_versions,
+    from_columns,
+    last_said,
+    opened,
     parse_turn,
     read_row,
     read_turn,
@@ -95,6 +98,8 @@ def change(
         raise Malformed(f"A memory has 1 to {MAX_TEXT} characters.")
     if expected is not None and before.version != expected:
         raise Conflict(f"It has changed meanwhile: version {before.version} is in force, not {expected}.")
+    if (text, kind or before.kind, trust) == (before.text, before.kind, before.trust):
+        return before  # asked twice
     made = replace(
         before,
         version=before.version + 1,
@@ -112,15 +117,18 @@ def change(
 def forget(
     connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str], by: str = ""
 ) -> int:
-    """Append a version that says nothing but who had it forgotten; the one before stays and can be restored. Returns
-    the new version's number. Forgetting what is forgotten changes nothing."""
+    """Append a version that says nothing but who had it forgotten; the one before stays and can be restored. Also
+    what does not open can be forgotten. Returns the new version's number. Forgetting what is forgotten changes
+    nothing."""
     _lock_turn(connection, memory_id)
     try:
         before = resolve(connection, vault, memory_id, scopes=scopes)
-    except ForgottenMemory:
+    except (ForgottenMemory, DamagedMemory) as error:
         row = read_row(connection, memory_id, None)
-        assert row is not None
-        return int(row.version)
+        assert row is not None  # a message that does not open is Tampered
+        if isinstance(error, ForgottenMemory):
+            return int(row.version)
+        before = from_columns(row)
     if before.valid_to is None:
         _end(connection, memory_id, before.version)
     _append(connection, open_scope(connection, vault, before.scope_id), before, FORGOTTEN, by)
@@ -144,11 +152,12 @@ def restore(connection: Connection, vault: Vault, memory_id: str, *, scopes: Col
         _end(connection, memory_id, row.version)
         _append(connection, open_scope(connection, vault, row.scope_id), before, LIVE)
         return replace(before, version=row.version + 1)
-    before = next(each for each in live_versions(connection, vault, memory_id))
+    keys = open_scope(connection, vault, row.scope_id)
+    before = opened(keys, last_said(connection, memory_id))
     made = replace(before, version=row.version + 1, valid_to=None)
     if not superseded:
         _end(connection, memory_id, row.version)
-    return _insert(connection, open_scope(connection, vault, row.scope_id), made)
+    return _insert(connection, keys, made)
 
 
 def say_again(connection: Connection, vault: Vault, before: Memory, source: Source) -> Memory:

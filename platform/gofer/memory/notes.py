@@ -3,15 +3,16 @@ as a `memory.event` without words."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection
-from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gofer.errors import Malformed
+from gofer.errors import Conflict, Malformed
 from gofer.memory import changes, records
 from gofer.memory.records import Kind, Memory, NewMemory, Source
+from gofer.memory.scopes import CONVERSATION, split_scope
 from gofer.sanitize import clean
 from gofer.store import events
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -23,6 +24,14 @@ NO_SOURCE = Source()
 MAX_NOTE = 20_000
 """Characters of a note."""
 CHARACTERS_PER_TOKEN = 3.5
+NOT_PINNED = "Only what belongs to a conversation can be pinned: a rule is read by every run there."
+OFF = "Memory is switched off (GOFER_MEMORY_V1): no agent recalls or notes anything."
+
+
+class MemoryOff(Conflict):
+    """Memory is switched off: nothing is recalled, and nothing new remembered. Unset GOFER_MEMORY_V1, and restart."""
+
+    code = "memory.off"
 
 
 def keep_note(
@@ -109,16 +118,67 @@ def restore_memory(
 
 
 def change_memory(
-    connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str], text: str, **values: Any
+    connection: Connection,
+    vault: Vault,
+    memory_id: str,
+    *,
+    scopes: Collection[str],
+    trust: str,
+    author: str,
+    text: str | None = None,
+    pinned: bool | None = None,
 ) -> Memory:
-    """Give a note other words; the old ones stay as an older version."""
+    """Give a note other words, which leaves the old ones as an older version, or pin it as a standing rule of its
+    conversation. Asked twice, it changes nothing twice."""
     before = records.resolve(connection, vault, memory_id, scopes=scopes)
-    words = clean_note(text)
+    if pinned and split_scope(before.scope_id)[0] != CONVERSATION:
+        raise Conflict(NOT_PINNED)
+    kind: Kind | None = "rule" if pinned else "note" if pinned is False and before.kind == "rule" else None
+    words = before.text if text is None else clean_note(text)
     if len(words) > MAX_NOTE:
         raise Malformed(f"A note has at most {MAX_NOTE} characters; this has {len(words)}.")
-    made = changes.change(connection, vault, memory_id, scopes=scopes, text=words, **values)
-    tell(connection, "update", memory_id, "asked", before=len(before.text), after=len(words))
+    made = changes.change(
+        connection, vault, memory_id, scopes=scopes, text=words, trust=trust, author=author, kind=kind
+    )
+    if made.version != before.version:
+        tell(connection, "update", memory_id, "asked", before=len(before.text), after=len(words))
     return made
+
+
+def move_memory(
+    connection: Connection,
+    vault: Vault,
+    memory: Memory,
+    scope_id: str,
+    *,
+    trust: str,
+    by: str,
+    new_id: str | None = None,
+) -> Memory:
+    """Give a memory another audience, on an owner's word, which the caller has checked. Another audience has another
+    key: the words are kept anew there, and the old memory is forgotten."""
+    if scope_id == memory.scope_id:
+        return memory
+    made = keep_note(
+        connection,
+        vault,
+        scope_id=scope_id,
+        text=memory.text,
+        trust=trust,
+        author=memory.author,
+        source=memory.source,
+        untrusted=memory.untrusted,
+        memory_id=new_id,
+        reason="audience",
+    )
+    forget_memory(connection, vault, memory.id, scopes=(memory.scope_id,), by=by, reason="audience")
+    return made
+
+
+def difference(before: str, after: str) -> str:
+    """The lines that two versions do not have in common, with a minus or a plus in front."""
+    found = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1)
+    return "\n".join(list(found)[2:])
 
 
 def tell(

@@ -7,20 +7,22 @@ still lack. Everything but reading and writing rows is done in a thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 from sqlalchemy import Connection, func, select, update
 
-from gofer.errors import GoferError, NotFound
+from gofer.errors import GoferError, NotFound, StoreError
 from gofer.memory import index
 from gofer.memory.embeddings import Embeddings, fuse
 from gofer.memory.index import Document, IndexMoved, IndexState
 from gofer.memory.manager import ensure_tidying
-from gofer.memory.records import LIVE, UNREADABLE, Memory, readable, resolve, turn_id
+from gofer.memory.records import DAMAGED_NOTES, LIVE, Memory, readable, resolve, turn_id, unreadable_notes
 from gofer.memory.scopes import (
     CONVERSATION,
     ScopeKeyLost,
@@ -106,9 +108,24 @@ class Recall:
         self._stuck: dict[str, int] = {}
 
     async def search(self, scopes: Collection[str], query: str, limit: int = 10) -> Results:
-        """The memories of these scopes that fit a query, and of no others."""
+        """The memories of these scopes that fit a query, and of no others. Never raises for memories that cannot
+        be read, nor for tables: the results say which."""
         began = time.monotonic()
+        self.counters.searches += 1
+        try:
+            results = await self._search(scopes, query, limit)
+            self.degraded.pop(ALL, None)
+        except StoreError as error:
+            self.tell({ALL: str(error)})
+            results = Results([])
+        self.counters.seconds += time.monotonic() - began
+        known = {each: self.degraded[each] for each in (*scopes, ALL) if each in self.degraded}
+        return Results(results.found, known)
+
+    async def _search(self, scopes: Collection[str], query: str, limit: int) -> Results:
         keys, degraded = await self._database.read(_open_all, vault=self._vault, scopes=scopes)
+        for scope_id in [each for each in keys if self.degraded.get(each) == KEY_LOST]:
+            del self.degraded[scope_id]
         left = MAX_BATCHES
         for scope_id in await self._database.read(_behind, scopes=list(keys)):
             if left > 0:  # somebody waits; the background does the rest
@@ -118,27 +135,34 @@ class Recall:
         )
         degraded |= dict.fromkeys(found.damaged, DAMAGED)
         hits = fuse(found.hits, near, limit * _SPARE) if near else found.hits
-        recalled = await self._database.read(
+        recalled, unread = await self._database.read(
             _resolve_all, vault=self._vault, hits=hits, scopes=list(keys), limit=limit
         )
-        self._note(degraded, time.monotonic() - began)
-        return Results(recalled, degraded)
+        self.tell({**{each: DAMAGED_NOTES.format(count=count) for each, count in unread.items()}, **degraded})
+        return Results(recalled)
 
     async def _near(self, query: str, keys: dict[str, ScopeKeys]) -> dict[tuple[str, str | int], float]:
         if self.embeddings is None or not query.strip() or not keys:
             return {}
         return await self.embeddings.near(query, keys)
 
-    def _note(self, degraded: dict[str, str], seconds: float) -> None:
-        self._tell(degraded)
-        self.counters.searches += 1
-        self.counters.seconds += seconds
-
-    def _tell(self, degraded: dict[str, str]) -> None:
+    def tell(self, degraded: Mapping[str, str]) -> None:
+        """Take down which scopes cannot be read as they should, and why; the log is told once."""
         for scope_id, why in degraded.items():
             if scope_id not in self.degraded:
                 log.warning("memory.degraded", scope=scope_id, reason=why, fix="gofer doctor")
         self.degraded.update(degraded)
+
+    async def examine(self) -> dict[str, str]:
+        """Look at every audience, within bounds: returns those that cannot be read as they should, and why."""
+        found = await self._database.read(unreadable_notes, vault=self._vault)
+        found |= await self._database.read(examine_scopes, vault=self._vault)
+        indexed = await self._database.read(indexed_scopes)
+        # Only a search finds each damaged row; what it found stays until the index is made anew.
+        kept = {each: why for each, why in self.degraded.items() if why == DAMAGED and each in indexed}
+        self.degraded = {}
+        self.tell({**kept, **found})
+        return self.degraded
 
     async def catch_up(self, scope_id: str, batches: int = MAX_BATCHES) -> int:
         """Index what a scope lacks; returns how many memories that were."""
@@ -160,8 +184,8 @@ class Recall:
         """None when nothing is left that can be indexed."""
         batch = await self._database.read(_lacking, vault=self._vault, scope_id=scope_id)
         documents, upto, damaged = await asyncio.to_thread(_documents, batch)
-        if damaged:
-            self._tell({scope_id: UNREADABLE.format(count=damaged)})
+        if damaged or (batch.noted and scope_id in self.degraded):
+            await self._count_damaged(scope_id)
         if not documents and upto == (batch.state.upto_seq if batch.state else 0) and not batch.noted:
             return None
         state = batch.state
@@ -175,9 +199,17 @@ class Recall:
         await self._database.write(_write, changes=changes, upto=upto, noted=noted, tidy=tidy)
         return len(documents)
 
+    async def _count_damaged(self, scope_id: str) -> None:
+        """Look at the notes of one scope again: some were damaged, or one of those may be forgotten now."""
+        if self.degraded.get(scope_id) not in (DAMAGED, KEY_LOST):
+            self.degraded.pop(scope_id, None)
+        self.tell(await self._database.read(unreadable_notes, vault=self._vault, scope_id=scope_id))
+
     async def keep_indexed(self) -> None:
         """Index in the background what nobody has searched yet, a batch of each scope at a time; and delete what is
         left of indexes that are gone."""
+        with contextlib.suppress(GoferError):  # which is told when somebody searches
+            await self.examine()
         while True:
             try:
                 busy = await self.tick()
@@ -201,6 +233,23 @@ class Recall:
 
 
 DAMAGED = "damaged rows in its index"
+KEY_LOST = str(ScopeKeyLost())
+ALL = "all"
+"""In the place of a scope: the tables cannot be read."""
+
+
+def advice(scope_id: str, why: str) -> str:
+    """What is wrong with a scope, and what to do about it."""
+    if scope_id == ALL:
+        return f"Nothing can be recalled: {why} Run: gofer doctor"
+    if why == DAMAGED:
+        return f"{scope_id} has {why}. Run: gofer memory reindex --scope {scope_id}"
+    if why == KEY_LOST:
+        return f"{scope_id}: {why}"
+    return (
+        f"Of {scope_id}, {why}. They are listed as unreadable: gofer memory search --scope {scope_id}. Forget them "
+        "(gofer memory forget ID), or put the database's backup back (gofer restore FILE)."
+    )
 
 
 def reindex(connection: Connection, scope_id: str) -> int:
@@ -212,6 +261,11 @@ def reindex(connection: Connection, scope_id: str) -> int:
     index.open_index(connection, scope_id, generation)
     connection.execute(update(memories).where(memories.c.scope_id == scope_id).values(indexed=False))
     return generation
+
+
+def lost_keys(connection: Connection, vault: Vault, scopes: Collection[str]) -> set[str]:
+    """Those of the scopes whose key is lost."""
+    return set(_open_all(connection, vault, scopes)[1])
 
 
 def count_by_kind(connection: Connection) -> dict[str, int]:
@@ -379,9 +433,11 @@ def _write(
 
 def _resolve_all(
     connection: Connection, vault: Vault, hits: Sequence[Hit], scopes: Collection[str], limit: int
-) -> list[Recalled]:
-    """The hits as memories: only those that are there, live, and may be known."""
+) -> tuple[list[Recalled], Counter[str]]:
+    """The hits as memories: only those that are there, live, and may be known; and how many of each scope are there
+    and cannot be read."""
     found: dict[str, Recalled] = {}
+    damaged: Counter[str] = Counter()
     for hit in hits:
         memory_id = hit.memory
         if isinstance(memory_id, int):
@@ -390,8 +446,11 @@ def _resolve_all(
             continue
         try:
             memory = resolve(connection, vault, memory_id, scopes=scopes)
+        except Tampered:
+            damaged[hit.scope_id] += 1
+            continue
         except GoferError:
             continue  # forgotten, purged, or never more than a row
         if memory.valid_to is None and memory.text.strip():
             found[memory_id] = Recalled(memory, hit.score, hit.share)
-    return list(found.values())
+    return list(found.values()), damaged

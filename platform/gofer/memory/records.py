@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, bindparam, select, true
 
 from gofer.errors import GoferError, NotFound
 from gofer.integration import Incoming
@@ -29,7 +29,9 @@ Kind = Literal["turn", "result", "plan", "summary", "note", "rule"]
 LIVE, FORGOTTEN = "live", "forgotten"
 SUPERSEDED = "superseded"
 """What people are told of a live version whose place another memory took. It is not stored."""
-UNREADABLE = "{count} of its memories were changed or damaged"
+UNREADABLE = "unreadable"
+"""The same of a version that does not open: it was damaged, or its key is lost."""
+DAMAGED_NOTES = "{count} of its memories were changed or damaged"
 """Why a scope is not searched as it should."""
 MAX_EXAMINED = 20_000
 """Notes that `gofer doctor` opens to see whether it can."""
@@ -57,6 +59,13 @@ class ForgottenMemory(NotFound):
     """This was forgotten on somebody's word. It can be restored: gofer memory restore ID."""
 
     code = "memory.forgotten"
+
+
+class DamagedMemory(Tampered):
+    """This was changed or damaged where it is stored, so nobody can read it. Forget it, or put the database's backup
+    back: gofer restore FILE."""
+
+    code = "memory.damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +170,7 @@ def resolve(
         return replace(read_turn(connection, vault, memory_id, turn, scopes), version=row.version)
     if row.sealed is None:
         raise PurgedMemory
-    return _with_source(connection, opened(open_scope(connection, vault, row.scope_id), row))
+    return with_sources(connection, [opened(open_scope(connection, vault, row.scope_id), row)])[0]
 
 
 def superseders(connection: Connection, vault: Vault, scope_id: str) -> dict[str, str]:
@@ -172,7 +181,7 @@ def superseders(connection: Connection, vault: Vault, scope_id: str) -> dict[str
     )
     keys = open_scope(connection, vault, scope_id)
     rows = connection.execute(query.order_by(memories.c.valid_from, memories.c.version)).all()
-    return {older: row.id for row in rows for older in opened(keys, row).supersedes}
+    return {older: newer.id for newer in readable(keys, rows)[0] for older in newer.supersedes}
 
 
 def reopen(connection: Connection, vault: Vault, memory_id: str, version: int) -> Memory:
@@ -191,8 +200,8 @@ def reopen(connection: Connection, vault: Vault, memory_id: str, version: int) -
 def versions(
     connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str]
 ) -> list[Memory]:
-    """Every version, oldest first; one that forgets has no text. Of a message the first needs no row, and the message
-    itself holds the words of all others. Raises what `resolve` raises."""
+    """Every version, oldest first; one that forgets or does not open has no text. Of a message the first needs no row,
+    and the message itself holds the words of all others. Raises what `resolve` raises."""
     rows = connection.execute(
         select(memories).where(memories.c.id == memory_id).order_by(memories.c.version)
     ).all()
@@ -201,14 +210,13 @@ def versions(
     turn = parse_turn(memory_id)
     if turn is None and all(row.sealed is None for row in rows):
         raise PurgedMemory
-    keys = open_scope(connection, vault, rows[0].scope_id)
     if turn is None:
-        return [opened(keys, row) if row.sealed is not None else blank(keys, row) for row in rows]
+        return with_sources(connection, [described(connection, vault, row) for row in rows])
     said = read_turn(connection, vault, memory_id, turn, scopes)
     later = [
         replace(said, version=row.version, valid_from=row.valid_from, valid_to=row.valid_to)
         if row.state == LIVE
-        else blank(keys, row)
+        else described(connection, vault, row)
         for row in rows
     ]
     return [replace(said, valid_to=rows[0].valid_from), *later]
@@ -217,24 +225,21 @@ def versions(
 def in_force(
     connection: Connection, vault: Vault, scope_id: str, *, kind: Kind, state: str = LIVE
 ) -> list[Memory]:
-    """The memories of one kind that a scope has now, oldest first; forgotten ones as they were said last."""
+    """The memories of one kind that a scope has now, oldest first; forgotten ones as they were said last, and
+    those that do not open without words."""
     query = select(memories).where(
         memories.c.scope_id == scope_id,
         memories.c.kind == kind,
         memories.c.valid_to.is_(None),
         memories.c.state == state,
     )
-    rows = connection.execute(query).all()
-    if not rows:
-        return []
-    keys = open_scope(connection, vault, scope_id)
-    if state == FORGOTTEN:
-        found = [
-            replace(next(live_versions(connection, vault, row.id)), version=row.version, state=FORGOTTEN)
-            for row in rows
-        ]
-    else:
-        found = [opened(keys, row) for row in rows if row.sealed is not None]
+    found = []
+    for row in connection.execute(query).all():
+        if state == FORGOTTEN:
+            last = described(connection, vault, last_said(connection, row.id))
+            found.append(replace(last, version=row.version, state=FORGOTTEN))
+        elif row.sealed is not None:
+            found.append(described(connection, vault, row))
     return sorted(found, key=lambda each: (each.source.message_seq or 0, each.valid_from, each.id))
 
 
@@ -250,13 +255,12 @@ def forgotten_turns(connection: Connection, conversation_id: str) -> set[int]:
 
 
 def opened(keys: ScopeKeys, row: Any) -> Memory:
-    """A version from its row; raises Tampered for one that was changed or moved."""
-    kept = unseal(keys.seal, row.sealed, *sealed_place(row.scope_id, row.id, row.version))
-    about = (
-        unseal(keys.seal, row.gist, *sealed_place(row.scope_id, row.id, row.version), "gist")
-        if row.gist
-        else ""
-    )
+    """A version from its row; raises DamagedMemory for one that was changed or moved."""
+    try:
+        kept = unseal(keys.seal, row.sealed, *sealed_place(row.scope_id, row.id, row.version))
+        about = _gist(keys, row)
+    except Tampered:
+        raise DamagedMemory from None
     return Memory(
         row.id,
         row.version,
@@ -285,11 +289,12 @@ def readable(keys: ScopeKeys, rows: Sequence[Any]) -> tuple[list[Memory], int]:
     return found, len(rows) - len(found)
 
 
-def unreadable_notes(connection: Connection, vault: Vault) -> dict[str, str]:
-    """The scopes with notes that do not open, the newest looked at, and how many those are."""
+def unreadable_notes(connection: Connection, vault: Vault, scope_id: str = "") -> dict[str, str]:
+    """The scopes with notes that do not open, the newest looked at, and how many those are; of all scopes or one."""
     query = (
         select(memories)
         .where(memories.c.sealed.is_not(None), memories.c.valid_to.is_(None))
+        .where(memories.c.scope_id == scope_id if scope_id else true())
         .order_by(memories.c.valid_from.desc())
         .limit(MAX_EXAMINED)
     )
@@ -297,25 +302,38 @@ def unreadable_notes(connection: Connection, vault: Vault) -> dict[str, str]:
     for row in connection.execute(query):
         by_scope.setdefault(row.scope_id, []).append(row)
     found = {}
-    for scope_id, rows in by_scope.items():
+    for scope, rows in by_scope.items():
         with contextlib.suppress(GoferError):  # a lost key is told by whoever looks for it
-            if count := readable(open_scope(connection, vault, scope_id), rows)[1]:
-                found[scope_id] = UNREADABLE.format(count=count)
+            if count := readable(open_scope(connection, vault, scope), rows)[1]:
+                found[scope] = DAMAGED_NOTES.format(count=count)
     return found
 
 
-def blank(keys: ScopeKeys, row: Any) -> Memory:
-    """A version without words: purged, or one that forgets. Its author is who had it forgotten, where that is known."""
-    by = (
-        unseal(keys.seal, row.gist, *sealed_place(row.scope_id, row.id, row.version), "gist")
-        if row.gist
-        else ""
-    )
+def described(connection: Connection, vault: Vault, row: Any) -> Memory:
+    """A version for people, without words where it forgets, is purged or does not open. The author of one that forgets
+    is who wanted that; the gist of one that does not open says why."""
+    made = from_columns(row)
+    try:
+        keys = open_scope(connection, vault, row.scope_id)
+        if row.sealed is not None:
+            return opened(keys, row)
+        return replace(made, author=_gist(keys, row))
+    except GoferError as error:
+        return replace(made, gist=str(error), state=UNREADABLE)
+
+
+def from_columns(row: Any) -> Memory:
+    """What a row says of a version without being opened."""
     return Memory(
-        row.id, row.version, row.kind, row.scope_id, "", "", row.trust, str(by), state=row.state,
+        row.id, row.version, row.kind, row.scope_id, "", "", row.trust, state=row.state,
         source=Source(row.conversation_id, row.message_seq, row.job_id, row.call_id),
         valid_from=row.valid_from, valid_to=row.valid_to,
     )  # fmt: skip
+
+
+def _gist(keys: ScopeKeys, row: Any) -> str:
+    place = sealed_place(row.scope_id, row.id, row.version)
+    return str(unseal(keys.seal, row.gist, *place, "gist")) if row.gist else ""
 
 
 def read_turn(
@@ -375,24 +393,23 @@ _IN_FORCE = (
 )
 
 
-def live_versions(connection: Connection, vault: Vault, memory_id: str) -> Iterator[Memory]:
-    """The versions that say something, newest first."""
+def last_said(connection: Connection, memory_id: str) -> Any:
+    """The row of the last version that says something; raises PurgedMemory."""
     query = select(memories).where(memories.c.id == memory_id, memories.c.state == LIVE)
-    rows = connection.execute(query.order_by(memories.c.version.desc())).all()
-    for row in rows:
-        if row.sealed is None:
-            raise PurgedMemory
-        yield opened(open_scope(connection, vault, row.scope_id), row)
+    row = connection.execute(query.order_by(memories.c.version.desc()).limit(1)).first()
+    if row is None or row.sealed is None:
+        raise PurgedMemory
+    return row
 
 
-def _with_source(connection: Connection, memory: Memory) -> Memory:
-    source = memory.source.conversation_id
-    if source is None:
-        return memory
+def with_sources(connection: Connection, found: Sequence[Memory]) -> list[Memory]:
+    """Memories that say whether the conversation they came from is still there."""
+    sources = {memory.source.conversation_id for memory in found} - {None}
     query = select(conversations.c.id).where(
-        conversations.c.id == source, conversations.c.purged_at.is_(None)
+        conversations.c.id.in_(sources), conversations.c.purged_at.is_(None)
     )
-    return replace(memory, source_gone=connection.execute(query).scalar() is None)
+    gone = sources - set(connection.execute(query).scalars()) if sources else set()
+    return [replace(memory, source_gone=memory.source.conversation_id in gone) for memory in found]
 
 
 def sealed_place(scope_id: str, memory_id: str, version: int) -> tuple[str, str, str, int]:

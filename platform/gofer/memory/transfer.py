@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,16 @@ from sqlalchemy import Connection, select
 
 from gofer.errors import Malformed
 from gofer.memory.notes import MAX_NOTE, clean_note, keep_note
-from gofer.memory.records import FORGOTTEN, Kind, Memory
+from gofer.memory.records import FORGOTTEN, UNREADABLE, Kind, Memory, described
 from gofer.memory.scopes import AGENT, CONVERSATION, split_scope
-from gofer.store.tables import memories
+from gofer.store.tables import agents, bindings, connections, identities, memories, principals
 from gofer.vault.envelope import Vault
 
 MAX_ENTRIES = 5000
 MAX_AUTHOR = 200
 """Characters of an author's name."""
+MAX_KNOWN_AS = 20
+"""Accounts of a person, or places of a conversation, that a line may name."""
 _TEXTS = ("text", "content", "memory", "summary", "gist", "title")
 """Fields in which others keep the words, in the order they are looked for."""
 _IDS = ("id", "memory_id", "uuid", "key", "path")
@@ -48,6 +50,9 @@ class ImportedNote:
     at: float | None = None
     scope_id: str = ""
     """Who may hear of it, where the file says so."""
+    scope_name: str = ""
+    scope_known_as: tuple[str, ...] = ()
+    """How the same person or conversation may be known elsewhere."""
     author: str = ""
     trust: str = ""
     untrusted: bool = False
@@ -60,13 +65,28 @@ class ImportedNote:
         return bool(self.scope_id) and split_scope(self.scope_id)[0] != AGENT
 
 
-def exported(memory: Memory) -> dict[str, Any]:
+def export_notes(connection: Connection, vault: Vault, scopes: Collection[str]) -> list[dict[str, Any]]:
+    """Everything that was noted for some scopes, oldest first. What cannot be read is there without its words."""
+    query = (
+        select(memories)
+        .where(memories.c.scope_id.in_(scopes), memories.c.valid_to.is_(None), memories.c.sealed.is_not(None))
+        .order_by(memories.c.valid_from, memories.c.id)
+    )
+    found = [described(connection, vault, row) for row in connection.execute(query).all()]
+    named = {scope: _names(connection, scope) for scope in {each.scope_id for each in found}}
+    return [_exported(each, *named[each.scope_id]) for each in found]
+
+
+def _exported(memory: Memory, name: str, known_as: list[str]) -> dict[str, Any]:
     """A memory as one line of an export."""
     return {
         "id": memory.id,
         "version": memory.version,
         "kind": memory.kind,
+        "state": memory.state,
         "scope": memory.scope_id,
+        "scope_name": name,
+        "scope_known_as": known_as,
         "text": memory.text,
         "author": memory.author,
         "trust": memory.trust,
@@ -77,9 +97,52 @@ def exported(memory: Memory) -> dict[str, Any]:
     }
 
 
+def _names(connection: Connection, scope_id: str) -> tuple[str, list[str]]:
+    """What a scope is called, and by what another instance knows the same one: an agent by its name, a person by their
+    accounts, a conversation by its place."""
+    kind, whose = split_scope(scope_id)
+    if kind == CONVERSATION:
+        query = _PLACES.where(bindings.c.conversation_id == whose)
+        return "", [_place(row) for row in connection.execute(query)]
+    table = agents if kind == AGENT else principals
+    name = str(connection.execute(select(table.c.name).where(table.c.id == whose)).scalar() or "")
+    if kind == AGENT:
+        return name, []
+    query = select(identities.c.integration, identities.c.subject).where(identities.c.principal_id == whose)
+    return name, [f"{row.integration}:{row.subject}" for row in connection.execute(query)]
+
+
+_PLACES = select(
+    bindings.c.conversation_id, bindings.c.ref, connections.c.integration, connections.c.name
+).join(connections, connections.c.id == bindings.c.connection_id)
+
+
+def _place(row: Any) -> str:
+    return f"{row.integration}:{row.name}:{row.ref}"
+
+
+def scope_here(connection: Connection, entry: ImportedNote) -> str:
+    """The scope here that an entry of another instance means; empty for none, and for one that is not certain. A
+    person's name is no proof: only an account is."""
+    kind, _ = split_scope(entry.scope_id)
+    if kind == AGENT:
+        query = select(agents.c.id).where(agents.c.name == entry.scope_name)
+        found = set(connection.execute(query).scalars())
+    elif kind == CONVERSATION:
+        refs = {each.split(":", 2)[-1] for each in entry.scope_known_as}
+        rows = connection.execute(_PLACES.where(bindings.c.ref.in_(refs)))
+        found = {row.conversation_id for row in rows if _place(row) in entry.scope_known_as}
+    else:
+        accounts = [tuple(each.partition(":")[::2]) for each in entry.scope_known_as]
+        query = select(identities.c.principal_id, identities.c.integration, identities.c.subject)
+        rows = connection.execute(query.where(identities.c.subject.in_([account[1] for account in accounts])))
+        found = {row.principal_id for row in rows if (row.integration, row.subject) in accounts}
+    return f"{kind}:{found.pop()}" if len(found) == 1 else ""
+
+
 def parse_import(text: str, form: str) -> list[ImportedNote]:
     """What a file says; raises Malformed with the line that is wrong. Without a form, what begins with a brace is
-    JSON lines."""
+    JSON lines. What could not be read when it was exported has no text."""
     text = text.removeprefix("\ufeff")  # which editors on Windows write
     form = form or ("jsonl" if text.lstrip().startswith("{") else "markdown")
     entries = list(_markdown(text) if form == "markdown" else _lines(text))
@@ -116,7 +179,10 @@ def _lines(text: str) -> Iterator[ImportedNote]:
             found.append((number, _object(line, number)))
     gone = _superseded([value for _, value in found])
     for number, value in found:
-        if str(value.get("id", "")) in gone or value.get("state") == "forgotten":
+        if str(value.get("id", "")) in gone or value.get("state") == FORGOTTEN:
+            continue
+        if value.get("state") == UNREADABLE:
+            yield ImportedNote("", line=number)
             continue
         words = next(
             (value[name] for name in _TEXTS if isinstance(value.get(name), str) and value[name].strip()), ""
@@ -138,6 +204,8 @@ def _origin(value: dict[str, Any]) -> dict[str, Any]:
     pinned = value.get("kind") == "rule" and kind == CONVERSATION
     return {
         "scope_id": scope_id,
+        "scope_name": _text(value.get("scope_name")),
+        "scope_known_as": tuple(map(_text, _list(value.get("scope_known_as"))))[:MAX_KNOWN_AS],
         "author": clean_note(author)[:MAX_AUTHOR],
         "trust": trust if trust in ("owner", "member") else "stranger",
         "untrusted": untrusted,
@@ -220,20 +288,18 @@ def keep_import(
     vault: Vault,
     *,
     entries: Sequence[ImportedNote],
-    scope_id: str,
     trust: str,
     author: str,
 ) -> dict[str, str | None]:
-    """Keep some of what was parsed, for a scope or, without one, each for its own. An owner's import keeps who said
+    """Keep some of what was parsed, each for its scope. An owner's import keeps who said
     what, and how far they are trusted; everybody else's is their own word. Returns the state in which each memory was
     here before: None for a new one. What was forgotten here stays so."""
     key = vault.mac_key("memory of an import")
     before: dict[str, str | None] = {}
     for entry in entries:
-        target = scope_id or entry.scope_id
-        memory_id = _here(connection, entry, target)
+        memory_id = _here(connection, entry)
         if not memory_id:
-            memory_id = f"mem_{key.digest(target, entry.foreign_id or entry.text)[:24]}"
+            memory_id = f"mem_{key.digest(entry.scope_id, entry.foreign_id or entry.text)[:24]}"
         if memory_id in before:
             continue
         before[memory_id] = _state_here(connection, memory_id)
@@ -243,12 +309,12 @@ def keep_import(
         keep_note(
             connection,
             vault,
-            scope_id=target,
+            scope_id=entry.scope_id,
             text=entry.text,
             trust=entry.trust if by_owner else trust,
             author=(by_owner and entry.author) or author,
             untrusted=entry.untrusted,
-            kind=entry.kind if target == entry.scope_id else "note",
+            kind=entry.kind if split_scope(entry.scope_id)[0] == CONVERSATION else "note",
             memory_id=memory_id,
             reason="import",
             at=entry.at,
@@ -256,9 +322,9 @@ def keep_import(
     return before
 
 
-def _here(connection: Connection, entry: ImportedNote, scope_id: str) -> str:
+def _here(connection: Connection, entry: ImportedNote) -> str:
     """The id of an entry that was exported here, from the audience that it comes back to; empty for every other."""
-    here = (memories.c.id == entry.foreign_id) & (memories.c.scope_id == scope_id)
+    here = (memories.c.id == entry.foreign_id) & (memories.c.scope_id == entry.scope_id)
     return str(connection.execute(select(memories.c.id).where(here).limit(1)).scalar() or "")
 
 

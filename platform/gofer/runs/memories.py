@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import structlog
 from sqlalchemy import Connection, select
 
 from gofer.agent.context.compressor import rule_texts, standing_rules
@@ -24,8 +23,8 @@ from gofer.jobs.queue import Claim
 from gofer.memory import changes, records
 from gofer.memory.audience import audience, new_scope
 from gofer.memory.notes import CHARACTERS_PER_TOKEN, EVENT, keep_note
-from gofer.memory.recall import Recall, Results
-from gofer.memory.records import Covered, Memory, NewMemory, Source
+from gofer.memory.recall import Recall
+from gofer.memory.records import DAMAGED_NOTES, Covered, Memory, NewMemory, Source
 from gofer.memory.scopes import conversation_scope, open_scope
 from gofer.store.database import Database
 from gofer.store.events import open_words
@@ -34,8 +33,8 @@ from gofer.store.ids import new_id
 from gofer.store.messages import open_stored
 from gofer.store.tables import ASIDE, events, memories, messages, participants
 from gofer.vault.envelope import DataKey, Vault
+from gofer.vault.errors import VaultError
 
-log = structlog.get_logger()
 _PAGE = 100
 _NUMBER = re.compile(r"#?([0-9]{1,18})")
 """A message by the number that the prompt shows."""
@@ -71,6 +70,8 @@ class StoreMemories:
         self._shown: set[str] = set()
         """What this run was shown."""
         self._used = False
+        self._marked: set[str] = set()
+        """Scopes that this run was marked for, because they cannot be read as they should."""
 
     def new_id(self) -> str:
         return new_id("mem")
@@ -79,13 +80,24 @@ class StoreMemories:
         return records.turn_id(self._conversation, seq)
 
     async def rules(self) -> KnownRules:
-        return await self._database.read(rules_of_run, vault=self._vault, claim=self._claim)
+        found, damaged = await self._database.read(_known_rules, vault=self._vault, claim=self._claim)
+        if damaged:
+            scope_id = conversation_scope(self._conversation)
+            self._recall.tell({scope_id: DAMAGED_NOTES.format(count=damaged)})
+            await self._tell_degraded([scope_id])
+        return found
 
     async def get(self, memory_id: str, *, narrowed: bool = False) -> Recollection:
         if (number := _NUMBER.fullmatch(memory_id)) is not None:
             memory_id = self.turn_id(int(number[1]))
         scopes = await self._scopes(narrowed)
-        found = await self._database.read(_resolved, vault=self._vault, memory_id=memory_id, scopes=scopes)
+        try:
+            found = await self._database.read(
+                _resolved, vault=self._vault, memory_id=memory_id, scopes=scopes
+            )
+        except VaultError:
+            await self._tell_degraded([memory_id])
+            raise
         self._use(memory_id in self._shown)
         return found
 
@@ -109,7 +121,7 @@ class StoreMemories:
     async def search(self, query: str, *, narrowed: bool) -> Sequence[Recollection]:
         # A few more, since what this run was just told is left out: the question fits itself best.
         results = await self._recall.search(await self._scopes(narrowed), query, FOUND + _SPARE)
-        await self._tell_degraded(results)
+        await self._tell_degraded(results.degraded)
         found = [each for each in results.found if not self._was_just_said(each.memory)][:FOUND]
         self._show(each.memory for each in found)
         return [replace(recollection(each.memory), score=each.score) for each in found]
@@ -127,15 +139,9 @@ class StoreMemories:
     async def remind(self, said: str, *, history_after: int, narrowed: bool) -> Sequence[Recollection]:
         if not self._reminds:
             return []
-        try:
-            results = await self._recall.search(await self._scopes(narrowed), said, 2 * REMINDERS)
-            epochs = await self._database.read(_epochs, agent_id=self._claim.agent_id)
-        except GoferError as error:
-            # Whatever is wrong with memories, the agent answers from its context.
-            log.warning("memory.degraded", error=str(error), fix="gofer memory reindex")
-            self._recall.degraded["all"] = str(error)
-            return []
-        await self._tell_degraded(results)
+        results = await self._recall.search(await self._scopes(narrowed), said, 2 * REMINDERS)
+        epochs = await self._database.read(_epochs, agent_id=self._claim.agent_id)
+        await self._tell_degraded(results.degraded)
         fitting = [
             each.memory
             for each in results.found
@@ -155,10 +161,11 @@ class StoreMemories:
         )
         return seq > epochs.get(place, 0) and not in_prompt
 
-    async def _tell_degraded(self, results: Results) -> None:
-        """Mark the run, so that whoever reads its answer can see that memory was not whole."""
-        if results.degraded:
-            data = {"what": "degraded", "scopes": sorted(results.degraded), "reason": "memory.degraded"}
+    async def _tell_degraded(self, degraded: Collection[str]) -> None:
+        """Mark the run, once for each scope, so that whoever reads its answer can see that memory was not whole."""
+        if scopes := sorted(set(degraded) - self._marked):
+            self._marked.update(scopes)
+            data = {"what": "degraded", "scopes": scopes, "reason": "memory.degraded"}
             await self._database.write(
                 record_event,
                 kind="memory.degraded",
@@ -449,6 +456,11 @@ def _in_force(rule: Memory, epoch: int) -> bool:
 
 def rules_of_run(connection: Connection, vault: Vault, claim: Claim) -> KnownRules:
     """The standing rules of a run's conversation, within its epoch."""
+    return _known_rules(connection, vault, claim)[0]
+
+
+def _known_rules(connection: Connection, vault: Vault, claim: Claim) -> tuple[KnownRules, int]:
+    """The same, and how many there are that cannot be read."""
     scope_id, epoch = conversation_scope(str(claim.conversation_id)), _epoch(connection, claim)
     rules = _rules(connection, vault, scope_id)
     live = {rule.text: rule.source.message_seq or 0 for rule in rules if _in_force(rule, epoch)}
@@ -458,7 +470,7 @@ def rules_of_run(connection: Connection, vault: Vault, claim: Claim) -> KnownRul
             for old in records.versions(connection, vault, rule.id, scopes=(scope_id,)):
                 if old.text and old.text not in live:
                     revoked.setdefault(old.text, rule.source.message_seq or 0)
-    return KnownRules(live, revoked)
+    return KnownRules(live, revoked), sum(rule.state == records.UNREADABLE for rule in rules)
 
 
 def _epoch(connection: Connection, claim: Claim) -> int:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
-from gofer.app import open_app
+from sqlalchemy import Connection, update
+
+from gofer.app import Platform, open_app
 from gofer.cli.memory import MAX_IMPORT
-from gofer.memory.manager import NoteTidier
+from gofer.memory.changes import remember
+from gofer.memory.manager import NoteTidier, ensure_tidying
+from gofer.memory.records import NewMemory, Source
 from gofer.settings import Settings
+from gofer.store.tables import memories
+from gofer.vault.envelope import Vault
 from support.command_line import Terminal
 
 
@@ -21,7 +30,8 @@ def test_what_was_superseded_and_what_the_manager_forgot_says_so(terminal: Termi
     twin = add("Tea at five.")
     add("tea at FIVE")
     scope = terminal.json("memory", "show", old)["scope"]
-    assert asyncio.run(_tidied(data_dir, scope)) == 2
+    tidied = asyncio.run(_in_app(data_dir, lambda app: NoteTidier(app.database, app.vault).tidy(scope)))
+    assert tidied == 2
     shown = terminal("memory", "show", old)
     assert f"superseded by {new}" in shown
     assert f"gofer memory restore {old}" in shown
@@ -35,11 +45,6 @@ def test_what_was_superseded_and_what_the_manager_forgot_says_so(terminal: Termi
     assert "owner: forgotten" not in forgotten
     terminal("memory", "restore", old)
     assert terminal.json("memory", "show", old)["state"] == "live"
-
-
-async def _tidied(data_dir: Path, scope_id: str) -> int:
-    async with open_app(Settings(data_dir=data_dir), roles=frozenset()) as platform:
-        return await NoteTidier(platform.database, platform.vault).tidy(scope_id)
 
 
 def test_an_import_reads_files_and_stdin_and_waits_for_nobody(terminal: Terminal, tmp_path: Path) -> None:
@@ -62,3 +67,63 @@ def test_an_import_reads_files_and_stdin_and_waits_for_nobody(terminal: Terminal
     assert "1 of them were here before" in again
     assert "The pier is long" in terminal("memory", "search", "pier", "--kind", "note")
     assert "Nothing is remembered" in terminal("memory", "search", "pier", "--kind", "rule")
+
+
+def test_what_is_left_of_a_note_is_said_in_words(terminal: Terminal, data_dir: Path, tmp_path: Path) -> None:
+    def add(text: str) -> str:
+        return str(terminal.json("memory", "add", text, "--scope", "agent:gofer")["id"])
+
+    changed, damaged = add("The pier\nis long"), add("The mole is short")
+    terminal("memory", "edit", changed, "--text", "The pier\nis longer")
+    shown = terminal("memory", "show", changed)
+    assert shown.splitlines()[-2:] == ["-is long", "+is longer"], "what has changed"
+    scope = terminal.json("memory", "show", changed)["scope"]
+    orphan = asyncio.run(
+        _in_app(data_dir, lambda app: app.database.write(_orphan, vault=app.vault, scope_id=scope))
+    )
+    assert "(purged)" in terminal("memory", "show", orphan)
+    broken = update(memories).where(memories.c.id == damaged).values(sealed=b"\x02nonsense")
+    asyncio.run(_in_app(data_dir, lambda app: app.database.write(lambda c: c.execute(broken).rowcount)))
+    assert "unreadable" in terminal("memory", "search", "--scope", "agent:gofer")
+    assert "was changed or damaged" in terminal("memory", "show", damaged)
+    out = tmp_path / "notes.jsonl"
+    out.write_text(terminal("memory", "export", "--scope", "agent:gofer"))
+    assert "1 memories cannot be read" in terminal.shown
+    assert "1 are left out" in terminal("memory", "import", str(out))
+    terminal("memory", "forget", damaged)
+    assert "forgotten" in terminal("memory", "show", damaged)
+    # What belongs to somebody else elsewhere says how to place it.
+    line = json.dumps(
+        {
+            "id": "x",
+            "text": "Zoe likes tea",
+            "scope": "person:person_zoe",
+            "scope_name": "Zoe",
+            "trust": "member",
+        }
+    )
+    out.write_text(line)
+    told = terminal("memory", "import", str(out), fails=3)
+    assert "--place person:person_zoe=person:ID" in told
+    assert "say SCOPE=SCOPE" in terminal("memory", "import", str(out), "--place", "zoe", fails=2)
+    done = terminal("memory", "import", str(out), "--place", "person:person_zoe=agent:gofer")
+    assert "What is for person:person_zoe in the file is for agent:" in done
+
+
+async def _in_app(data_dir: Path, work: Callable[[Platform], Awaitable[Any]]) -> Any:
+    async with open_app(Settings(data_dir=data_dir), roles=frozenset()) as platform:
+        return await work(platform)
+
+
+def _orphan(connection: Connection, vault: Vault, scope_id: str) -> str:
+    """A note of a conversation that is not there any more."""
+    return remember(
+        connection, vault, NewMemory("note", scope_id, "Long ago", "owner", Source("conv_gone", 1))
+    ).id
+
+
+def test_jobs_that_tidy_memory_are_listed_with_all(terminal: Terminal, data_dir: Path) -> None:
+    asyncio.run(_in_app(data_dir, lambda app: app.database.write(ensure_tidying, scope_id="agent:x")))
+    assert "No jobs." in terminal("jobs", "list")
+    assert "memory" in terminal("jobs", "list", "--all")
+    assert "memory" in terminal("jobs", "list", "--kind", "memory")

@@ -284,7 +284,7 @@ async def test_a_damaged_note_is_said_and_hides_no_other(scene: Scene) -> None:
         lambda c: c.execute(update(memories).where(memories.c.id == damaged).values(sealed=b"\x02nonsense"))
     )
     assert set(await scene.found("ann-phone", "boat")) == {"a boat needs paint", "A boat needs PAINT"}
-    told = {scope: records.UNREADABLE.format(count=1)}
+    told = {scope: records.DAMAGED_NOTES.format(count=1)}
     assert scene.recall.degraded == told
     assert await world.run(records.unreadable_notes, vault=world.vault) == told, "which doctor says"
     assert await NoteTidier(world.database, world.vault).tidy(scope) == 1

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from gofer.errors import Malformed
-from gofer.identity import WEB_CHAT, known_principal
+from gofer.identity import WEB_CHAT, grant_role, known_principal
+from gofer.memory.manager import MEMORY, ensure_tidying
 from gofer.memory.transfer import parse_import
 from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.tables import memories
+from support.patience import Deadline
 from support.web_server import House
 
 
@@ -183,6 +188,8 @@ def test_an_export_comes_back_for_whom_it_was_with_who_said_it(people: dict[str,
         "imported": 2,
         "known": 2,
         "forgotten": 0,
+        "left_out": 0,
+        "placed": {},
     }
     assert len(owner.get("/memories/export").json()["memories"]) == before, "what is here stays as it is"
     # As if they came from elsewhere: the same audiences, other ids.
@@ -213,7 +220,7 @@ def test_an_export_comes_back_for_whom_it_was_with_who_said_it(people: dict[str,
         ("person:nobody", 404),
         ("", 422),
     ):
-        line = json.dumps({**claimed, "scope": scope})
+        line = json.dumps({**claimed, "scope": scope, "scope_known_as": []})
         refused = oscar.post("/memories/import", json={"text": line})
         assert refused.status_code == status, refused.text
         assert status != 404 or "Line 1" in refused.text
@@ -238,6 +245,8 @@ def test_what_was_forgotten_stays_so_when_its_file_is_imported_again(people: dic
         "imported": 1,
         "known": 1,
         "forgotten": 1,
+        "left_out": 0,
+        "placed": {},
     }
     assert "The mill is haunted" not in texts(api, scope=scope)
 
@@ -376,7 +385,7 @@ def test_a_scope_that_nobody_has_is_not_indexed_anew(people: dict[str, Any]) -> 
     api = people["apis"]["owner"]
     refused = api.post("/memories/reindex", json={"scope": "agent:nope"})
     assert (refused.status_code, "There is no agent:nope." in refused.text) == (404, True)
-    assert api.post("/memories/reindex", json={"scope": "agent:gofer"}).json() == {"scopes": 1}
+    assert api.post("/memories/reindex", json={"scope": "agent:gofer"}).json()["scopes"] == 1
 
 
 @pytest.mark.parametrize(
@@ -407,3 +416,154 @@ def test_what_an_address_cannot_be_asked_says_what_it_can(people: dict[str, Any]
     for path, verb in (("export", "GET"), ("import", "POST"), ("reindex", "POST")):
         refused = api.request("OPTIONS", f"/memories/{path}")
         assert (refused.status_code, verb in refused.headers.get("allow", "")) == (405, True), path
+
+
+def test_a_note_whose_conversation_is_purged_says_so(house: House, people: dict[str, Any]) -> None:
+    api = people["apis"]["owner"]
+    conversation = api.post("/messages", json={"text": "hello"}).json()["conversation_id"]
+    narrow = note(api, f"conversation:{conversation}", "The quay is painted green")
+    memory = api.patch(f"/memories/{narrow}", json={"scope": "agent:gofer"}).json()["id"]
+    assert api.get(f"/memories/{memory}").json()["source_gone"] is False
+    assert api.post(f"/conversations/{conversation}/purge", json={}).status_code == 200
+    shown = api.get(f"/memories/{memory}").json()
+    assert (shown["source_gone"], shown["text"]) == (True, "The quay is painted green")
+    listed = api.get("/memories", params={"scope": "agent:gofer"}).json()["memories"]
+    assert {each["id"]: each["source_gone"] for each in listed}[memory] is True
+    browser = house.browser()
+    browser.follow(house.link(people["members"]["owner"]))
+    assert "The conversation it came from is purged." in browser.get(f"/memory/{memory}").text
+    assert api.get(f"/memories/{narrow}").status_code == 404, (
+        "what was for the conversation is purged with it"
+    )
+
+
+def test_a_damaged_note_is_listed_exported_with_a_word_and_can_be_forgotten(
+    house: House, people: dict[str, Any]
+) -> None:
+    api, scope = people["apis"]["vera"], people["persons"]["vera"]
+    owner = people["apis"]["owner"]
+    memory = note(owner, scope, "The mole is long")
+    changed = update(memories).where(memories.c.id == memory).values(sealed=b"\x02nonsense")
+    house.write(lambda connection: connection.execute(changed))
+    assert owner.get("/memories", params={"scope": scope}).json()["memories"][0]["state"] == "unreadable"
+    shown = api.get(f"/memories/{memory}").json()
+    assert (shown["state"], shown["text"], "gofer restore" in shown["gist"]) == ("unreadable", "", True)
+    browser = house.browser()
+    browser.follow(house.link(people["members"]["owner"]))
+    page = browser.get(f"/memory/{memory}").text
+    assert "(unreadable)" in page
+    assert f"/memory/{memory}/forget" in page
+    out = api.get("/memories/export", params={"scope": scope}).json()["memories"]
+    (line,) = [each for each in out if each["id"] == memory]
+    assert (line["state"], line["text"]) == ("unreadable", "")
+    done = owner.post("/memories/import", json={"text": json.dumps(line)}).json()
+    assert (done["imported"], done["left_out"]) == (0, 1)
+    refused = owner.patch(f"/memories/{memory}", json={"text": "The mole is short"})
+    assert (refused.status_code, "Forget it" in refused.text) == (503, True)
+    assert owner.post(f"/memories/{memory}/forget").json()["version"] == 2
+    assert api.get(f"/memories/{memory}").json()["state"] == "forgotten"
+    assert memory not in [each["id"] for each in api.get("/memories/export").json()["memories"]]
+    refused = owner.post(f"/memories/{memory}/restore")
+    assert (refused.status_code, "gofer restore" in refused.text) == (503, True)
+
+
+@pytest.fixture(scope="module")
+def elsewhere_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """Another instance, on which memory is switched off until a test switches it on."""
+    folder = tmp_path_factory.mktemp("elsewhere") / "data"
+    folder.mkdir(mode=0o700)
+    house = House(folder, memory_v1=False)
+    yield house
+    house.close()
+
+
+def test_where_memory_is_off_every_face_says_so(elsewhere_house: House) -> None:
+    owner = elsewhere_house.owner()
+    api, browser = elsewhere_house.api(elsewhere_house.token(owner)), elsewhere_house.browser()
+    browser.follow(elsewhere_house.link(owner))
+    assert "switched off" in str(api.get("/memories").json()["problems"])
+    assert [each for each in api.get("/doctor").json()["findings"] if "switched off" in each["line"]]
+    for page in ("/", "/memory"):
+        assert "Memory is switched off" in browser.get(page).text, page
+    conversation = api.post("/messages", json={"text": "/remember the gate is open"}).json()[
+        "conversation_id"
+    ]
+    place = f"/conversations/{conversation}"
+    for refused in (
+        api.post("/memories", json={"scope": "agent:gofer", "text": "x"}),
+        api.post("/memories/import", json={"scope": "agent:gofer", "text": "- x", "format": ""}),
+        api.post(f"{place}/memories", json={"text": "x"}),
+        api.get(f"{place}/memories", params={"query": "x"}),
+    ):
+        assert (refused.status_code, refused.json()["code"]) == (409, "memory.off"), refused.text
+    deadline = Deadline(20)
+    while "switched off" not in api.get(f"{place}/messages").text:
+        assert deadline.left > 0, "the command was not answered"
+        time.sleep(0.05)
+    assert api.get("/memories").json()["memories"] == []
+
+
+def test_an_export_is_placed_by_names_and_accounts_on_another_instance(
+    house: House, people: dict[str, Any], elsewhere_house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, oscar = people["apis"]["owner"], people["persons"]["oscar"]
+    known = {"workspace_id": FIRST_WORKSPACE, "integration": "hello", "role": "member", "by": "test"}
+    ann = f"person:{house.write(grant_role, subject='4711', name='Ann', **known)}"
+    room = "conversation:" + owner.post("/messages", json={"text": "hello"}).json()["conversation_id"]
+    texts = {
+        ann: "Ann keeps bees",
+        oscar: "Oscar keeps owls",
+        "agent:gofer": "We keep hens",
+        room: "Keep calm",
+    }
+    ids = [note(owner, scope, text) for scope, text in texts.items()]
+    lines = [each for each in owner.get("/memories/export").json()["memories"] if each["id"] in ids]
+    assert {each["scope_name"] for each in lines} == {"Ann", "oscar", "gofer", ""}
+    wish: dict[str, Any] = {"text": "\n".join(map(json.dumps, lines))}
+
+    on = elsewhere_house.settings.model_copy(update={"memory_v1": True})
+    monkeypatch.setattr(elsewhere_house.platform, "settings", on)
+    api = elsewhere_house.api(elsewhere_house.token(elsewhere_house.owner()))
+    # The same account is the same person, whatever she is called; the same name is not.
+    here = f"person:{elsewhere_house.write(grant_role, subject='4711', name='Anna', **known)}"
+    elsewhere_house.write(grant_role, subject="1", name="oscar", **known)
+    refused = api.post("/memories/import", json=wish)
+    told = refused.json()["detail"]
+    assert refused.status_code == 404, told
+    for word in (f"{oscar} (oscar", f"{room} (webchat:", f"--place {oscar}=person:ID", "--leave-out", "Anna"):
+        assert word in told, (word, told)
+    assert ann not in told
+    assert api.get("/memories").json()["memories"] == [], "nothing was imported"
+    done = api.post("/memories/import", json={**wish, "leave_out": True}).json()
+    assert (done["imported"], done["left_out"]) == (2, 2)
+    assert done["placed"][ann] == here
+    placed = api.post("/memories/import", json={**wish, "place": {oscar: "person:me", room: "agent:gofer"}})
+    assert (placed.json()["imported"], placed.json()["known"]) == (4, 2), placed.text
+    kept = {each["text"]: each["scope"] for each in api.get("/memories").json()["memories"]}
+    assert set(kept) == set(texts.values())
+    assert kept["Ann keeps bees"] == here
+    assert kept["We keep hens"] == kept["Keep calm"] == done["placed"][lines[2]["scope"]]
+    for place, why in (
+        ({oscar: "person:nobody"}, "There is no person"),
+        ({"person:else": "person:me"}, "Nothing in this file is for"),
+    ):
+        refused = api.post("/memories/import", json={**wish, "place": place, "leave_out": True})
+        assert (refused.status_code, why in refused.text) == (422, True), refused.text
+    # Nobody but an owner says whom an audience means.
+    wish = {"text": json.dumps(lines[0]), "place": {lines[0]["scope"]: people["persons"]["oscar"]}}
+    assert people["apis"]["oscar"].post("/memories/import", json=wish).status_code == 403
+
+
+def test_jobs_that_tidy_memory_are_listed_where_they_are_asked_for(
+    house: House, people: dict[str, Any]
+) -> None:
+    api = people["apis"]["owner"]
+    house.write(ensure_tidying, scope_id=people["persons"]["owner"])
+
+    def kinds(**query: Any) -> set[str]:
+        return {job["kind"] for job in api.get("/jobs", params={"limit": 200, **query}).json()["jobs"]}
+
+    assert MEMORY not in kinds()
+    assert MEMORY in kinds(tidying=True)
+    assert kinds(kind=MEMORY) == {MEMORY}
+    assert MEMORY in kinds(state="ready,running,done,scheduled")

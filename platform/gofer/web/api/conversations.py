@@ -179,6 +179,7 @@ async def recall(request: Request, query: MemoryQuery) -> dict[str, Any]:
     """Recall what fits a query from a conversation, best first. Other conversations are not searched."""
     platform = platform_of(request)
     conversation_id, scope_id = _memories_of(request)
+    memories.check_memory_on(platform)
     await platform.database.read(_check_memories, request=request)
     found = await platform.recall.search([scope_id], query.query, query.limit)
     await record_reading(request, conversation_id)
@@ -193,7 +194,7 @@ async def remember(request: Request, given: ConversationNote) -> dict[str, Any]:
         _check_memories(connection, request)
         return memories.note(
             connection,
-            platform.vault,
+            platform,
             visitor_of(request),
             scope_id=_memories_of(request)[1],
             text=platform.redactor.redact(given.text),

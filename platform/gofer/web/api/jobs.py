@@ -40,6 +40,10 @@ class JobFilter(Paged):
     kind: str = ""
     conversation: str = ""
     connection: str = ""
+    tidying: bool = Field(
+        default=False,
+        description="Also jobs that tidy memory, which are else listed where a state or their kind is asked for.",
+    )
 
 
 class JobDetail(RequestModel):
@@ -64,6 +68,7 @@ async def index(request: Request, query: JobFilter) -> dict[str, Any]:
         conversation_id=query.conversation,
         agent=visitor_of(request).agent,
         before=query.before,
+        tidying=query.tidying,
         limit=query.limit,
     )
     return {"jobs": found, "next": next_cursor(found, query.limit)}

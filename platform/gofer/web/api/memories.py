@@ -75,6 +75,12 @@ class MemoryImport(RequestModel):
         le=MAX_ENTRIES,
         description="How many memories of a person or a conversation may be imported for that scope.",
     )
+    place: dict[str, str] = Field(
+        default_factory=dict,
+        max_length=1000,
+        description="Whom audiences of the file mean here: the scope there, and one of here. Takes an owner.",
+    )
+    leave_out: bool = Field(default=False, description="Leave out what is for audiences that are not here.")
     format: Literal["", "jsonl", "markdown"] = Field(
         default="jsonl",
         description="jsonl also reads NDJSON archive indexes; markdown reads MEMORY.md files. Empty: by its beginning.",
@@ -118,7 +124,7 @@ async def add(request: Request, given: NewNote) -> ApiAnswer:
     platform = platform_of(request)
     made = await platform.database.write(
         memories.add,
-        vault=platform.vault,
+        platform=platform,
         visitor=visitor_of(request),
         scope_id=given.scope,
         text=platform.redactor.redact(given.text),
@@ -182,6 +188,8 @@ async def take_in(request: Request, given: MemoryImport) -> dict[str, Any]:
         form=given.format,
         text=platform.redactor.redact(given.text),
         publish=given.publish,
+        place=given.place,
+        leave_out=given.leave_out,
     )
 
 

@@ -37,7 +37,7 @@ async def index(request: Request) -> Response:
         request,
         "memories.html",
         memories=shown,
-        degraded=found["degraded"],
+        problems=found["problems"],
         by_words_alone=platform.recall.embeddings.problem if platform.recall.embeddings is not None else "",
         query=asked.get("query", ""),
         scope=asked.get("scope", ""),
@@ -75,7 +75,7 @@ async def add(request: Request) -> Response:
     platform, form = platform_of(request), await form_of(request)
     made = await platform.database.write(
         memories.add,
-        vault=platform.vault,
+        platform=platform,
         visitor=visitor_of(request),
         scope_id=text_of(form, "scope").strip(),
         text=platform.redactor.redact(text_of(form, "text")),
@@ -97,9 +97,20 @@ async def take_in(request: Request) -> Response:
         form="",
         text=platform.redactor.redact(text_of(form, "lines")),
         publish=int(publish),
+        place=_places(text_of(form, "place")),
+        leave_out=text_of(form, "leave_out") == "on",
     )
     forgotten = f" {done['forgotten']} more were forgotten here and stay so." if done["forgotten"] else ""
-    return redirect("/memory", f"{done['imported']} memories are kept.{forgotten}")
+    left = f" {done['left_out']} are left out." if done["left_out"] else ""
+    return redirect("/memory", f"{done['imported']} memories are kept.{forgotten}{left}")
+
+
+def _places(text: str) -> dict[str, str]:
+    """A line for each audience of a file: its scope there, an equals sign, and the scope here."""
+    pairs = [line.partition("=") for line in text.splitlines() if line.strip()]
+    if any(not there.strip() or not here.strip() for there, _, here in pairs):
+        raise Malformed("Whom an audience means here: write one on each line, as person:ID=person:ID.")
+    return {there.strip(): here.strip() for there, _, here in pairs}
 
 
 @page("owner")
@@ -107,7 +118,8 @@ async def reindex(request: Request) -> Response:
     """Make every index anew, under new keys."""
     await form_of(request)
     begun = await memories.begin_reindex(platform_of(request), visitor_of(request), "")
-    return redirect("/memory", f"{begun['scopes']} indexes are being made anew.")
+    still = f" {len(begun['degraded'])} audiences still cannot be read." if begun["degraded"] else ""
+    return redirect("/memory", f"{begun['scopes']} indexes are being made anew.{still}")
 
 
 @page("operator")

@@ -13,6 +13,8 @@ from gofer.alarms import refused_lately
 from gofer.connections.inflow import POLL, SCHEDULABLE
 from gofer.intake.routing import UNHEARD
 from gofer.jobs.maintenance import depth, oldest_ready
+from gofer.memory.notes import OFF
+from gofer.memory.recall import advice
 from gofer.releases.lifecycle import last_failure, open_home
 from gofer.runs.spend import today
 from gofer.store.db_time import now
@@ -51,7 +53,16 @@ async def show(request: Request) -> Response:
     found["failure"] = await asyncio.to_thread(last_failure, open_home(platform.settings))
     connections = await checks.connections()
     turned_away = sum(platform.refusals.counts.values())
-    return render(request, "overview.html", **found, connections=connections, turned_away=turned_away)
+    memory = [advice(*each) for each in sorted(platform.recall.degraded.items())]
+    memory += [] if platform.settings.memory_v1 else [OFF]
+    return render(
+        request,
+        "overview.html",
+        **found,
+        connections=connections,
+        turned_away=turned_away,
+        memory=memory if visitor.may("operator") else [],
+    )
 
 
 def read(connection: Connection, vault: Vault, timezone: str, visitor: Visitor) -> dict[str, Any]:

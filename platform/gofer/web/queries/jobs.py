@@ -12,6 +12,7 @@ from gofer.errors import GoferError
 from gofer.jobs import control
 from gofer.jobs.event_stream import open_events
 from gofer.jobs.notifications import EVENTS, JOBS
+from gofer.memory.manager import MEMORY
 from gofer.store.tables import (
     ENDED_BADLY,
     LIVE,
@@ -44,8 +45,10 @@ def job_conditions(
     connection_id: str = "",
     conversation_id: str = "",
     before: int | None = None,
+    tidying: bool = True,
 ) -> list[ColumnElement[bool]]:
-    """The filter of a list of jobs; empty values do not count."""
+    """The filter of a list of jobs; empty values do not count. Without `tidying`, jobs of the memory manager are left
+    out, unless they are asked for by their kind or state."""
     found: list[ColumnElement[bool]] = [in_state(*states)] if states else []
     # Planners use a partial index only where its own condition is said as well.
     if states and set(states) <= {*LIVE}:
@@ -56,6 +59,8 @@ def job_conditions(
         found.append(jobs.c.id < before)
     if agent:
         found.append(of_agent(agent))
+    if not (tidying or kind or states):
+        found.append(jobs.c.kind != MEMORY)
     columns = {
         jobs.c.kind: kind,
         jobs.c.agent_id: agent_id,

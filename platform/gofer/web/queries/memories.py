@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, exists, select
 
 from gofer.app import Platform
-from gofer.errors import Conflict, Forbidden, GoferError, NotFound
+from gofer.errors import Conflict, Forbidden, NotFound
 from gofer.identity import WEB_CHAT, known_principal
 from gofer.memory import notes, records
 from gofer.memory.audience import OWNERS_WORD
-from gofer.memory.recall import indexed_scopes, reindex
-from gofer.memory.records import FORGOTTEN, LIVE, SUPERSEDED, Memory, Source, UnknownMemory
-from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, conversation_scope, open_scope, split_scope
-from gofer.memory.transfer import ImportedNote, UnfitFile, exported, keep_import, parse_import
+from gofer.memory.notes import OFF, MemoryOff
+from gofer.memory.recall import ALL, advice, indexed_scopes, lost_keys, reindex
+from gofer.memory.records import FORGOTTEN, LIVE, SUPERSEDED, UNREADABLE, Memory, Source, UnknownMemory
+from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, ScopeKeyLost, conversation_scope, split_scope
+from gofer.memory.transfer import (
+    ImportedNote,
+    UnfitFile,
+    export_notes,
+    keep_import,
+    parse_import,
+    scope_here,
+)
 from gofer.sanitize import clean
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import agents, conversations, memories, principals
@@ -31,8 +40,10 @@ IMPORTED_AT_ONCE = 50
 """Memories of an import in one transaction."""
 MAX_PEOPLE = 20
 """How many people an error names."""
+MAX_NAMED = 10
+"""The same of audiences of a file."""
+OWNER_MOVES = "Only an owner may change who hears of something."
 KINDS = ("note", "rule", "plan", "summary", "result")
-UNREADABLE = "unreadable"
 
 
 def visible_scopes(connection: Connection, visitor: Visitor) -> list[str]:
@@ -116,25 +127,9 @@ def list_memories(
         .order_by(memories.c.valid_from.desc(), memories.c.id)
         .limit(limit)
     )
-    found = []
-    for row in connection.execute(query).all():
-        try:
-            keys = open_scope(connection, vault, row.scope_id)
-            memory = records.opened(keys, row) if row.sealed is not None else records.blank(keys, row)
-        except GoferError as error:
-            found.append(_unreadable(row, str(error)))
-            continue
-        found.append(describe(memory))
-    return _with_superseders(connection, vault, found)
-
-
-def _unreadable(row: Any, why: str) -> dict[str, Any]:
-    source = Source(row.conversation_id, row.message_seq, row.job_id)
-    memory = Memory(
-        row.id, row.version, row.kind, row.scope_id, "", why, row.trust,
-        source=source, state=UNREADABLE, valid_from=row.valid_from,
-    )  # fmt: skip
-    return describe(memory)
+    found = [records.described(connection, vault, row) for row in connection.execute(query).all()]
+    listed = [describe(memory) for memory in records.with_sources(connection, found)]
+    return _with_superseders(connection, vault, listed)
 
 
 def _with_superseders(
@@ -183,17 +178,23 @@ def describe(memory: Memory, score: float | None = None) -> dict[str, Any]:
 async def find(
     platform: Platform, visitor: Visitor, *, query: str, scope_id: str, kind: str, limit: int
 ) -> dict[str, Any]:
-    """A search, or the timeline where nothing is searched for; and what could not be read."""
+    """A search, or the timeline where nothing is searched for; what could not be read, and what to do about that."""
     scopes = await platform.database.read(_allowed_by_name, visitor=visitor, scope_id=scope_id)
     if not query.strip():
         listed = await platform.database.read(
             list_memories, vault=platform.vault, scopes=scopes, kind=kind, limit=limit
         )
-        return {"memories": listed, "degraded": sorted(set(platform.recall.degraded) & set(scopes))}
+        known = platform.recall.degraded
+        return _found(platform, listed, {each: known[each] for each in (*scopes, ALL) if each in known})
     results = await platform.recall.search(scopes, query, limit)
     found = [describe(each.memory, each.score) for each in results.found]
-    shown = [each for each in found if not kind or each["kind"] == kind]
-    return {"memories": shown, "degraded": sorted(results.degraded)}
+    return _found(platform, [each for each in found if not kind or each["kind"] == kind], results.degraded)
+
+
+def _found(platform: Platform, found: list[dict[str, Any]], degraded: dict[str, str]) -> dict[str, Any]:
+    problems = [] if platform.settings.memory_v1 else [OFF]
+    problems += [advice(scope_id, why) for scope_id, why in sorted(degraded.items())]
+    return {"memories": found, "degraded": sorted(degraded), "problems": problems}
 
 
 def _allowed_by_name(connection: Connection, visitor: Visitor, scope_id: str) -> list[str]:
@@ -217,31 +218,37 @@ def show(connection: Connection, vault: Vault, visitor: Visitor, memory_id: str)
     versions = []
     before = ""
     for each in found:
-        diff = difflib.unified_diff(before.splitlines(), each.text.splitlines(), lineterm="", n=1)
         # Whatever came after, an older version is one that said something, or one that forgot.
         state = {"state": each.state} if each is not found[-1] else {}
-        text = "\n".join(list(diff)[2:])
-        versions.append({**describe(each), **state, "until": each.valid_to, "diff": text})
+        diff = notes.difference(before, each.text)
+        versions.append({**describe(each), **state, "until": each.valid_to, "diff": diff})
         before = each.text or before
     (versions[-1],) = _with_superseders(connection, vault, versions[-1:])
     return {**versions[-1], "versions": versions}
 
 
 def add(
-    connection: Connection, vault: Vault, visitor: Visitor, *, scope_id: str, text: str
+    connection: Connection, platform: Platform, visitor: Visitor, *, scope_id: str, text: str
 ) -> dict[str, Any]:
     """Note something for a scope. For everybody an agent talks to it takes an owner."""
-    return describe(note(connection, vault, visitor, scope_id=scope_id, text=text, author=visitor.name))
+    return describe(note(connection, platform, visitor, scope_id=scope_id, text=text, author=visitor.name))
+
+
+def check_memory_on(platform: Platform) -> None:
+    """Raises MemoryOff where memory is switched off."""
+    if not platform.settings.memory_v1:
+        raise MemoryOff
 
 
 def note(
-    connection: Connection, vault: Vault, visitor: Visitor, *, scope_id: str, text: str, author: str
+    connection: Connection, platform: Platform, visitor: Visitor, *, scope_id: str, text: str, author: str
 ) -> Memory:
     """Note something for a scope. What a token of an agent notes is a program's word, and kept as untrusted."""
+    check_memory_on(platform)
     scope_id = _writable(connection, visitor, scope_id)
     return notes.keep_note(
         connection,
-        vault,
+        platform.vault,
         scope_id=scope_id,
         text=text,
         trust=_trust(visitor),
@@ -292,48 +299,20 @@ def change(
 ) -> dict[str, Any]:
     """Give a memory other words, pin it as a standing rule of its conversation, or another audience."""
     scopes = _writable_scopes(connection, visitor, memory_id)
-    before = records.resolve(connection, vault, memory_id, scopes=scopes)
-    if pinned and split_scope(before.scope_id)[0] != CONVERSATION:
-        raise Conflict(
-            "Only what belongs to a conversation can be pinned: a rule is read by every run there."
-        )
-    made = before
-    if text is not None or pinned is not None:
-        kind = None if pinned is None else "rule" if pinned else "note"
+    # Whoever may not do all of it changes nothing.
+    if scope_id is not None and not visitor.may("owner"):
+        raise Forbidden(OWNER_MOVES)
+    trust, by = _trust(visitor), visitor.name
+    if text is None and pinned is None:
+        made = records.resolve(connection, vault, memory_id, scopes=scopes)
+    else:
         made = notes.change_memory(
-            connection,
-            vault,
-            memory_id,
-            scopes=scopes,
-            text=text if text is not None else before.text,
-            trust=_trust(visitor),
-            author=visitor.name,
-            kind=kind,
+            connection, vault, memory_id, scopes=scopes, trust=trust, author=by, text=text, pinned=pinned
         )
-    if scope_id is not None and scope_id != made.scope_id:
-        made = _move(connection, vault, visitor, made, scope_id)
+    if scope_id is not None:
+        target = _writable(connection, visitor, scope_id)
+        made = notes.move_memory(connection, vault, made, target, trust=trust, by=by)
     return describe(made)
-
-
-def _move(connection: Connection, vault: Vault, visitor: Visitor, memory: Memory, scope_id: str) -> Memory:
-    """Another audience has another key: the words are kept anew there, and the old memory is forgotten."""
-    if not visitor.may("owner"):
-        raise Forbidden("Only an owner may change who hears of something.")
-    target = _writable(connection, visitor, scope_id)
-    made = notes.keep_note(
-        connection,
-        vault,
-        scope_id=target,
-        text=memory.text,
-        trust=_trust(visitor),
-        author=memory.author,
-        source=memory.source,
-        untrusted=memory.untrusted,
-        reason="audience",
-    )
-    scopes = (memory.scope_id,)
-    notes.forget_memory(connection, vault, memory.id, scopes=scopes, by=visitor.name, reason="audience")
-    return made
 
 
 def _writable_scopes(connection: Connection, visitor: Visitor, memory_id: str) -> tuple[str, ...]:
@@ -357,36 +336,39 @@ def restore(connection: Connection, vault: Vault, visitor: Visitor, memory_id: s
 
 def export(connection: Connection, vault: Vault, visitor: Visitor, scope_id: str) -> list[dict[str, Any]]:
     """Everything that was noted for a scope, or for all that somebody may see, oldest first."""
-    scopes = _allowed_by_name(connection, visitor, scope_id)
-    query = (
-        select(memories)
-        .where(memories.c.scope_id.in_(scopes), memories.c.valid_to.is_(None), memories.c.sealed.is_not(None))
-        .order_by(memories.c.valid_from, memories.c.id)
-    )
-    found = []
-    for row in connection.execute(query).all():
-        try:
-            found.append(exported(records.opened(open_scope(connection, vault, row.scope_id), row)))
-        except GoferError:
-            continue  # its key is lost, which doctor says
-    return found
+    return export_notes(connection, vault, _allowed_by_name(connection, visitor, scope_id))
 
 
 async def take_in(
-    platform: Platform, visitor: Visitor, *, scope_id: str, form: str, text: str, publish: int = 0
+    platform: Platform,
+    visitor: Visitor,
+    *,
+    scope_id: str,
+    form: str,
+    text: str,
+    publish: int = 0,
+    place: Mapping[str, str] | None = None,
+    leave_out: bool = False,
 ) -> dict[str, Any]:
     """Import a file, for a scope or each line for its own. It is checked whole before anything is kept. What is private
-    in it is imported for others only on an owner's word that says how many memories that are."""
-    entries = await asyncio.to_thread(parse_import, text, form)
-    check = partial(_import_target, visitor=visitor, scope_id=scope_id, entries=entries, publish=publish)
-    target = await platform.database.read(check)
+    in it is imported for others only on an owner's word: how many memories that are, or whom each audience means."""
+    check_memory_on(platform)
+    parsed = await asyncio.to_thread(parse_import, text, form)
+    entries = [each for each in parsed if each.text]
+    if scope_id:
+        check = partial(_import_target, visitor=visitor, scope_id=scope_id, entries=entries, publish=publish)
+        target, placed = await platform.database.read(check), dict[str, str]()
+        entries = [each if each.scope_id == target else _moved(each, target) for each in entries]
+    else:
+        find = partial(_placed, visitor=visitor, entries=entries, place=place or {}, leave_out=leave_out)
+        target, placed = "", await platform.database.read(find)
+        entries = [replace(e, scope_id=placed[e.scope_id]) for e in entries if placed[e.scope_id]]
     before: dict[str, str | None] = {}
     for first in range(0, len(entries), IMPORTED_AT_ONCE):
         keep = partial(
             keep_import,
             vault=platform.vault,
             entries=entries[first : first + IMPORTED_AT_ONCE],
-            scope_id=target,
             trust=_trust(visitor),
             author=visitor.name,
         )
@@ -394,47 +376,97 @@ async def take_in(
     states = list(before.values())
     forgotten, new = states.count(FORGOTTEN), states.count(None)
     kept = len(states) - forgotten
-    return {"scope": target, "imported": kept, "known": kept - new, "forgotten": forgotten}
+    moved = {old: new for old, new in placed.items() if new and new != old}
+    counts = {
+        "imported": kept,
+        "known": kept - new,
+        "forgotten": forgotten,
+        "left_out": len(parsed) - len(entries),
+    }
+    return {"scope": target, **counts, "placed": moved}
+
+
+def _moved(entry: ImportedNote, target: str) -> ImportedNote:
+    return replace(entry, scope_id=target, kind="note")
 
 
 def _import_target(
     connection: Connection, visitor: Visitor, scope_id: str, entries: Sequence[ImportedNote], publish: int
 ) -> str:
-    """For whom an import is, empty where each line says it itself; raises what is wrong with it."""
-    if not scope_id:
-        _check_scopes(connection, visitor, entries)
-        return ""
+    """For whom an import is where one scope is said; raises what is wrong with it."""
     target = _writable(connection, visitor, scope_id)
-    _check_published(visitor, target, [each for each in entries if each.private], publish)
-    return target
-
-
-def _check_published(visitor: Visitor, target: str, private: Sequence[ImportedNote], publish: int) -> None:
-    count = sum(each.scope_id != target for each in private)
+    count = sum(each.private and each.scope_id != target for each in entries)
     if not count or (count == publish and visitor.may("owner")):
-        return
+        return target
     told = (
         f"{count} of these memories are for one person or one conversation, and would be for {target} then."
     )
     if not visitor.may("owner"):
-        raise Forbidden(f"{told} Only an owner may change who hears of something.")
+        raise Forbidden(f"{told} {OWNER_MOVES}")
     raise Conflict(
         f"{told} Nothing was imported. Leave the scope out to keep theirs, or say how many: --publish {count}."
     )
 
 
-def _check_scopes(connection: Connection, visitor: Visitor, entries: Sequence[ImportedNote]) -> None:
-    checked: set[str] = set()
-    for each in entries:
-        if not each.scope_id:
-            where = f"Line {each.line} does" if each.line else "This file does"
+def _placed(
+    connection: Connection,
+    visitor: Visitor,
+    entries: Sequence[ImportedNote],
+    place: Mapping[str, str],
+    leave_out: bool,
+) -> dict[str, str]:
+    """For whom each audience of a file is here, empty for one that is left out. Raises NotFound with all that have no
+    place here, and how to give them one."""
+    found: dict[str, str] = {}
+    nowhere: dict[str, ImportedNote] = {}
+    for entry in entries:
+        if not entry.scope_id:
+            where = f"Line {entry.line} does" if entry.line else "This file does"
             raise UnfitFile(f"{where} not say for whom it is: give a scope, such as agent:NAME.")
-        if each.scope_id not in checked:
-            checked.add(each.scope_id)
+        if entry.scope_id not in found:
             try:
-                _writable(connection, visitor, each.scope_id)
-            except NotFound as error:
-                raise NotFound(f"Line {each.line}: {error} Give a scope to import it for others.") from None
+                found[entry.scope_id] = _scope_here(connection, visitor, entry, place)
+            except NotFound:
+                found[entry.scope_id], nowhere[entry.scope_id] = "", entry
+    if unknown := sorted(place.keys() - found.keys()):
+        raise UnfitFile(f"Nothing in this file is for {unknown[0][:80]!r}, which --place names.")
+    if nowhere and not leave_out:
+        counts = Counter(entry.scope_id for entry in entries)
+        raise NotFound(_say_unplaced(connection, visitor, nowhere, counts))
+    return found
+
+
+def _scope_here(
+    connection: Connection, visitor: Visitor, entry: ImportedNote, place: Mapping[str, str]
+) -> str:
+    wanted = place.get(entry.scope_id)
+    if wanted is not None:
+        if not visitor.may("owner"):
+            raise Forbidden(OWNER_MOVES)
+        try:
+            return _writable(connection, visitor, wanted)
+        except NotFound as error:
+            raise UnfitFile(f"--place {entry.scope_id[:80]}={wanted[:80]}: {error}") from None
+    here = entry.scope_id if _exists(connection, entry.scope_id) else scope_here(connection, entry)
+    return _writable(connection, visitor, here or entry.scope_id)
+
+
+def _say_unplaced(
+    connection: Connection, visitor: Visitor, nowhere: Mapping[str, ImportedNote], counts: Counter[str]
+) -> str:
+    """What of a file has no place here, and how to give it one."""
+    told = []
+    for scope_id, entry in [*nowhere.items()][:MAX_NAMED]:
+        called = [clean(each)[:80] for each in (entry.scope_name, *entry.scope_known_as[:1]) if each]
+        named = f" ({', '.join(called)})" if called else ""
+        told.append(f"Line {entry.line}: {clean(scope_id)[:80]}{named}, {counts[scope_id]} memories.")
+    more = f" And {len(nowhere) - len(told)} more audiences." if len(nowhere) > len(told) else ""
+    people = _known_people(connection, visitor) if any(each.startswith(PERSON) for each in nowhere) else ""
+    first = clean(next(iter(nowhere)))[:80]
+    return (
+        f"Nothing was imported, because these audiences are not here: {' '.join(told)}{more} Say whom each means "
+        f"here, such as --place {first}={first.partition(':')[0]}:ID, or leave them out with --leave-out.{people}"
+    )
 
 
 def _there(connection: Connection, visitor: Visitor, scope_id: str) -> str:
@@ -451,9 +483,12 @@ async def begin_reindex(platform: Platform, visitor: Visitor, scope_id: str) -> 
         split_scope(scope_id)
         scope_id = await platform.database.read(_there, visitor=visitor, scope_id=scope_id)
     scopes = [scope_id] if scope_id else await platform.database.read(indexed_scopes)
-    for each in scopes:
+    # Without its key nothing can be indexed anew; what is there may still be read once a backup brings the key back.
+    lost = await platform.database.read(lost_keys, vault=platform.vault, scopes=scopes)
+    if scope_id and lost:
+        raise ScopeKeyLost
+    for each in [scope for scope in scopes if scope not in lost]:
         await platform.database.write(reindex, scope_id=each)
         platform.recall.degraded.pop(each, None)
-    if not scope_id:
-        platform.recall.degraded.clear()
-    return {"scopes": len(scopes)}
+    degraded = await platform.recall.examine()
+    return {"scopes": len(scopes) - len(lost), "degraded": sorted(degraded.keys() & {*scopes})}
