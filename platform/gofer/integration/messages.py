@@ -372,7 +372,11 @@ COMMANDS = (
     Command("goals", "The goals of this conversation, and how far they are"),
     Command("remember", "Remember something; an owner adds `everybody:` for all I talk to", "[what]"),
     Command("forget", "Forget something I remember, by its id", "[mem_…]"),
-    Command("memory", "What I remember here, or what fits some words", "[words]"),
+    Command(
+        "memory",
+        "What I remember here, or what fits some words; or change a memory",
+        "[words, or restore|edit|pin|audience mem_…]",
+    ),
     Command("mute", "Have my heartbeat write nothing here"),
     Command("unmute", "Let my heartbeat write here again"),
     Command(
