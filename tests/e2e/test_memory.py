@@ -283,7 +283,7 @@ def test_a_damaged_rule_is_said_and_the_agent_answers(town: Town) -> None:
     damage = update(memories).where(memories.c.scope_id == scope, memories.c.message_seq == 1)
     town.house.write(lambda c: c.execute(damage.values(sealed=b"\x02nonsense")))
     before = len(town.told("ann-oath"))
-    town.ask("ann-oath", "ann", "Always lock the gate of the quay.")
+    town.ask("ann-oath", "ann", "Always lock the shed.")
     assert len(town.told("ann-oath")) == before + 1
     assert scope in town.apis["ann"].get("/doctor").text
     assert len(town.apis["ann"].get(rules).json()["rules"]) == 3
