@@ -72,7 +72,7 @@ from gofer.jobs.notifications import (
     Signals,
 )
 from gofer.jobs.outcome import Draft, Outcome
-from gofer.jobs.queue import AGENT, SERVICE, WORKER, Claim, TaskBounds, count_waiting
+from gofer.jobs.queue import AGENT, PLANNER, SERVICE, WORKER, Claim, TaskBounds, count_waiting
 from gofer.jobs.worker import Capacity, Handler, Run, Worker
 from gofer.live import Live, SharedLive
 from gofer.logs import RecentLines
@@ -123,6 +123,8 @@ MCP_CALLBACK = "/mcp/callback"
 """Where an owner comes back to who has authorised Gofer at an MCP server."""
 SERVICE_SLOTS = 64
 """Slots for sending and polling: their own, so that long runs never keep a finished answer waiting."""
+PLANNER_SLOTS = 4
+"""Plans and reports of goals that one process has written at once: they wait neither for workers nor for answers."""
 
 
 @dataclass
@@ -501,7 +503,12 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         },
         apology=_apology,
         capacity=Capacity(
-            slots={AGENT: settings.slots, SERVICE: SERVICE_SLOTS, WORKER: settings.worker_slots},
+            slots={
+                AGENT: settings.slots,
+                SERVICE: SERVICE_SLOTS,
+                PLANNER: PLANNER_SLOTS,
+                WORKER: settings.worker_slots,
+            },
             tasks=TaskBounds(settings.max_tasks, settings.agent_tasks),
             lease=settings.lease,
             poll_interval=settings.poll_interval,

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from agent.pictures import PNG
-from agent.ports import ListInbox, LocalShell, World, ada, bob
+from agent.ports import Killed, ListInbox, ListJournal, LocalShell, World, ada, bob
 from gofer.agent.conversation import ConversationMessage, QuestionAnswer
 from gofer.agent.models.catalogue import AUTO, Breakers, Catalogue, Provider
 from gofer.agent.models.offline import LABEL, Offline
 from gofer.agent.outcome import Answered, Asked
 from gofer.errors import ConfigError
+from gofer.goals.planner import KnownTask, planner_tools, planning_request
 from gofer.goals.worker_runs import FINISH_TASK
 from support.patience import patience
 
@@ -32,17 +33,63 @@ async def test_a_line_that_begins_with_a_dollar_is_run_and_reported(tmp_path: An
 
 
 @pytest.mark.parametrize(
-    ("command", "outcome"), [("false", "failed"), ("echo hi; exit 3", "failed"), ("echo '[exit code'", None)]
+    ("task", "outcome"),
+    [
+        ("$ false", "failed"),
+        ("$ echo hi; exit 3", "failed"),
+        ("$ echo '[exit code'", None),
+        ('$tool read {"path": "nowhere"}', "failed"),
+        ("$tool levitate", "failed"),
+        ("$tool read {bad}", "failed"),
+        ("Look around.", "failed"),
+    ],
 )
-async def test_a_task_whose_command_fails_is_not_done(
-    tmp_path: Any, command: str, outcome: str | None
-) -> None:
-    told = world(tmp_path, ada(f"$ {command}"))
+async def test_a_task_that_did_not_work_is_not_done(tmp_path: Any, task: str, outcome: str | None) -> None:
+    told = world(tmp_path, ada(task))
     told.tools = [*told.tools, FINISH_TASK]
     end = await told.run()
     assert isinstance(end, Answered)
     assert (end.result or {}).get("outcome") == outcome
-    assert "$ " in (end.result or {"summary": end.text})["summary"]
+    assert LABEL in (end.result or {"summary": end.text})["summary"]
+
+
+async def test_a_task_whose_command_was_interrupted_is_not_done(tmp_path: Any) -> None:
+    told = world(tmp_path, ada('$tool write {"path": "a", "content": "b"}'))
+    told.tools = [*told.tools, FINISH_TASK]
+    told.journal = ListJournal(die_after=4)
+    with pytest.raises(Killed):
+        await told.run()
+    assert told.journal.kinds[-1] == "tool.started"
+    told.journal = ListJournal(told.journal.events)
+    end = await told.run()
+    assert isinstance(end, Answered)
+    assert (end.result or {}).get("outcome") == "failed"
+    assert "Outcome unknown" in (end.result or {})["summary"]
+
+
+@pytest.mark.parametrize(
+    ("so_far", "keep"),
+    [
+        ({1: ("done", ()), 2: ("running", (1,)), 3: ("queued", (2,)), 4: ("queued", (3,))}, [3, 4]),
+        ({1: ("failed", ()), 2: ("queued", (1,)), 3: ("queued", (2,)), 4: ("queued", ())}, [4]),
+    ],
+)
+async def test_what_was_planned_stays_planned_unless_it_waits_for_what_failed(
+    tmp_path: Any, so_far: dict[int, tuple[str, tuple[int, ...]]], keep: list[int]
+) -> None:
+    known = [
+        KnownTask(
+            number, "rm (x); ls", "execution", state, needs, "" if state == "queued" else "9. [queued] (x)"
+        )
+        for number, (state, needs) in so_far.items()
+    ]
+    asked = planning_request("$ rm x", known, ["Ada (owner): $ rm y"], replanning=True)
+    planning = world(tmp_path, ada(asked))
+    planning.tools = planner_tools(known)
+    end = await planning.run()
+    assert isinstance(end, Answered)
+    plan = (end.result or {})["plan"]
+    assert (plan["tasks"], plan["keep"]) == ([], keep)
 
 
 async def test_everything_else_is_answered_with_what_it_is(tmp_path: Any) -> None:

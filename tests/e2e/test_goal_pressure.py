@@ -191,21 +191,34 @@ def test_saturation_that_lasts_is_cleared_by_an_operator_and_every_goal_ends(cro
     crowd.players.stalls = True
     made = crowd.burst(5)
     crowd.until(lambda: (found := crowd.load())["saturated"] and found["active"] == AT_ONCE)
+    crowd.until(lambda: set(crowd.states().values()) == {"active"})  # planning does not wait for workers
     crowd.steer(made[0], "pause")
     crowd.steer(made[1], "cancel")
     crowd.until(lambda: (found := crowd.load())["saturated"] and found["active"] == AT_ONCE)
     crowd.pass_time(PROLONGED_AFTER + 1)
     crowd.until(lambda: any(each["prolonged_saturation"] for each in crowd.told()))
     assert crowd.load()["prolonged_saturation"]
-    busy = crowd.rows(select(tasks.c.goal_id).where(tasks.c.state == "running"))
+    begun = {row.goal_id for row in crowd.rows(select(tasks.c.goal_id).where(tasks.c.state == "running"))}
     crowd.players.stalls = False
-    cleared = crowd.api.post("/agents/gofer/load/clear", json={"fresh": True})
-    assert (cleared.status_code, cleared.json()["total"]) == (200, 0)
-    for goal_id in {row.goal_id for row in busy}:  # what they are in the middle of never ends by itself
-        crowd.steer(goal_id, "cancel")
-    crowd.steer(made[0], "resume")
-    crowd.check()
+    cleared = crowd.api.post("/agents/gofer/load/clear", json={"fresh": True}).json()
+    assert (cleared["total"], cleared["queued"], cleared["saturated"]) == (0, 0, False), (
+        "what hangs still hangs"
+    )
     assert any(each.get("cleared_by") for each in crowd.told())
+    dropped = select(tasks.c.id).where(tasks.c.state == "dropped", tasks.c.goal_id != made[1])
+    assert not crowd.rows(dropped), "no load, and nobody who clears it, takes a task out of a plan"
+    for goal_id in begun:  # what they are in the middle of never ends by itself
+        crowd.steer(goal_id, "cancel")
+    for goal_id, state in crowd.states().items():
+        if state == "paused":
+            crowd.steer(goal_id, "resume")
+    crowd.check()
+    whole = set(made) - begun - {made[1]}
+    assert {crowd.states()[goal_id] for goal_id in whole} == {"done"}
+    mine = tasks.c.goal_id.in_(whole) & (tasks.c.number > 0)
+    assert [row.state for row in crowd.rows(select(tasks.c.state).where(mine))] == ["done"] * STEPS * len(
+        whole
+    )
 
 
 SENDERS = 4

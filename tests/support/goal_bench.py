@@ -11,20 +11,22 @@ from gofer.goals import records, tasks
 from gofer.goals.driver import Ask, GoalEnd, Pass, Pause, Rules, Step, WaitForTasks, advance
 from gofer.jobs import control
 from gofer.jobs.outcome import Done, Outcome, Snooze, Wait, WaitForJobs
-from gofer.jobs.queue import SERVICE, WORKER
+from gofer.jobs.queue import PLANNER, SERVICE, WORKER, Claim
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import agents, bindings, goals, participants, questions
 from gofer.store.tables import tasks as task_rows
 from support.world import CONNECTION, World
 
 
-def plan(*needs: list[int], keep: list[int] | None = None, kind: str = "research") -> dict[str, Any]:
+def plan(
+    *needs: list[int], keep: tuple[int, ...] = (), without: tuple[int, ...] = (), kind: str = "research"
+) -> dict[str, Any]:
     """What a planner submits: one task for each list of needs."""
     made = [
         {"title": f"step {number}", "kind": kind, "instructions": f"do {number}", "needs": of}
         for number, of in enumerate(needs, 1)
     ]
-    return {"reply": "On it.", "tasks": made, "keep": keep or [], "remember": []}
+    return {"reply": "On it.", "tasks": made, "keep": list(keep), "without": list(without), "remember": []}
 
 
 class Bench:
@@ -64,9 +66,11 @@ class Bench:
         """Whether the driver has nothing to do now."""
         return (await self.world.job((await self.row()).job_id)).state not in ("ready", "running")
 
-    async def end_task(self, result: dict[str, Any], state: str = "done") -> Any:
+    async def end_task(
+        self, result: dict[str, Any], state: str = "done", pools: tuple[str, ...] = (WORKER, PLANNER)
+    ) -> Any:
         """The next task that is ready ends like this; returns its row."""
-        claim = await self.world.claim_one(pool=WORKER)
+        claim = await self._claim_from(pools)
         task_id = claim.payload["task"]
         await self.world.run(partial(tasks.begin_task, task_id=task_id))
         finish = partial(
@@ -76,10 +80,15 @@ class Bench:
         await self.world.end(claim, Done())
         return (await self.world.rows(select(task_rows).where(task_rows.c.id == task_id)))[0]
 
+    async def _claim_from(self, pools: tuple[str, ...]) -> Claim:
+        for pool in pools:
+            for claim in await self.world.claim(1, pool=pool):
+                return claim
+        raise AssertionError("no task is ready")
+
     async def planned(self, *needs: list[int], **values: Any) -> Step:
         """The planner submits a plan, and the driver takes it."""
-        ended = await self.end_task({"outcome": "done", "plan": plan(*needs, **values)})
-        assert ended.kind == "plan"
+        await self.end_task({"outcome": "done", "plan": plan(*needs, **values)}, pools=(PLANNER,))
         return await self.go()
 
     async def reply(self, text: str) -> None:

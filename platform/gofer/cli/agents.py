@@ -210,7 +210,10 @@ def _print_heartbeat(found: dict[str, Any]) -> None:
 @app.command()
 def load(
     name: Name,
-    clear: Annotated[bool, typer.Option("--clear", help="Drop the tasks that wait, and count anew.")] = False,
+    clear: Annotated[
+        bool,
+        typer.Option("--clear", help="Let nothing wait: pause its goals, drop delegated tasks."),
+    ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="With --clear: begin with a fresh working memory, as after /new.")
     ] = False,

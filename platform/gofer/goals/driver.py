@@ -35,7 +35,10 @@ from gofer.goals.report import (
     report_request,
 )
 from gofer.goals.tasks import (
+    HIDDEN,
     OVER,
+    PLAN,
+    REPORT,
     TaskRecord,
     drop_task,
     fail_task,
@@ -55,9 +58,6 @@ from gofer.store.locks import lock_conversation
 from gofer.store.tables import FINAL, goals, jobs, questions, spends, tasks
 from gofer.vault.envelope import Vault
 
-PLAN, REPORT = "plan", "report"
-HIDDEN = frozenset({PLAN, REPORT})
-"""Kinds of tasks that are no steps of the plan."""
 APPROVE, REFUSE = "Approve", "Refuse"
 AGAIN, FINISH = "Try again", "Finish with what there is"
 YES, NO = "Yes", "No"
@@ -227,7 +227,7 @@ def _over_budget(this: Pass) -> Step | None:
     if budget is None or spent < budget:
         return None
     if all(task.state in OVER for task in this.steps) and this.steps:
-        return GoalEnd("done")  # the report is made by rule
+        return _verdict(this)  # the report is made by rule
     about = f"budget {budget}"
     given = _answer(this, about)
     if given is None:
@@ -446,11 +446,7 @@ def _report(this: Pass) -> Step:
     """Have the report written, once; when that fails, it is made by rule."""
     written = [task for task in this.tasks if task.kind == REPORT]
     if written or not any(task.state == "done" for task in this.steps):
-        return (
-            GoalEnd("done")
-            if any(t.state == "done" for t in this.steps) or not this.steps
-            else GoalEnd("failed", "tasks")
-        )
+        return _verdict(this)
     task_id = new_task(
         this.connection,
         this.vault,
@@ -463,7 +459,23 @@ def _report(this: Pass) -> Step:
     )
     start_task(this.connection, task_id, parent=this.claim)
     this.read()
-    return _wait(this) or GoalEnd("done")
+    return _wait(this) or _verdict(this)
+
+
+def _verdict(this: Pass) -> GoalEnd:
+    """Whether a goal that has come to its end is done: something was, and nothing that it needs is missing.
+
+    What did not work is made up for when a plan that knew of it made new tasks, or says that the goal does without.
+    """
+    made_up_for: set[int] = set()
+    for plan in this.plans:
+        content = (plan.result or {}).get("plan") if plan.reason == "applied" else None
+        if content:
+            made_up_for |= {*content.get("without", ()), *(plan.needs if content["tasks"] else ())}
+    missing = [t for t in this.steps if t.state not in ("done", "dropped") and t.number not in made_up_for]
+    if missing or not any(task.state == "done" for task in this.steps):
+        return GoalEnd("failed", "tasks")
+    return GoalEnd("done")
 
 
 def _end(this: Pass, end: GoalEnd) -> None:

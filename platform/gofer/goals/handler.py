@@ -15,8 +15,9 @@ from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.crash import crash_point
 from gofer.errors import NotFound
 from gofer.goals import records
-from gofer.goals.driver import REPORT, Ask, GoalEnd, Pass, Pause, Rules, WaitForTasks, advance
+from gofer.goals.driver import Ask, GoalEnd, Pass, Pause, Rules, WaitForTasks, advance
 from gofer.goals.report import announcement, report
+from gofer.goals.tasks import REPORT
 from gofer.identity import WEB_CHAT
 from gofer.jobs.notifications import EVENTS, JOBS, Signals
 from gofer.jobs.outcome import OWNERS, Cancel, Dead, Done, Draft, Outcome, Snooze, Wait, WaitForJobs

@@ -16,8 +16,9 @@ import structlog
 from sqlalchemy import Connection, bindparam, case, func, select, update
 
 from gofer.errors import Conflict, NotFound, StoreError
-from gofer.goals.records import wake_ended
+from gofer.goals.records import pause, wake_ended
 from gofer.jobs import control
+from gofer.jobs.children import record_task
 from gofer.jobs.notifications import EVENTS, JOBS, Signals
 from gofer.jobs.queue import lock_lane
 from gofer.settings import Settings
@@ -26,7 +27,7 @@ from gofer.store import fast_sql
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.locks import lock_conversation
-from gofer.store.tables import agents, conversations, tasks
+from gofer.store.tables import JobState, agents, conversations, in_state, jobs, tasks
 from gofer.vault.envelope import Vault
 
 log = structlog.get_logger()
@@ -34,6 +35,13 @@ PROLONGED_AFTER = 30.0
 """Seconds after which an agent that is saturated counts as saturated for long."""
 LOOK_EVERY = 2.0
 EVENT = "worker.saturated"
+WAITS = (
+    (tasks.c.state == "queued")
+    & (tasks.c.number > 0)  # plans and reports have slots of their own
+    & tasks.c.finished_at.is_(None)
+    & (tasks.c.job_id.is_not(None) | tasks.c.parent_job_id.is_not(None))
+)
+"""A task that waits for a worker run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +83,19 @@ def load_of(connection: Connection, agent_id: str, settings: Settings) -> Load:
 
 def _load(connection: Connection, row: Any, settings: Settings) -> Load:
     kept = _kept(row)
-    waits = tasks.c.job_id.is_not(None) | tasks.c.parent_job_id.is_not(None)
-    query = select(
-        func.coalesce(func.sum(case(((tasks.c.state == "queued") & waits, 1), else_=0)), 0),
-        func.coalesce(func.sum(case((tasks.c.state == "running", 1), else_=0)), 0),
-    ).where(tasks.c.agent_id == row.id, tasks.c.finished_at.is_(None))
-    queued, active = map(int, connection.execute(query).one())
+    queued, active = map(int, connection.execute(_COUNTED, {"agent": row.id}).one())
     full = min(settings.agent_tasks, settings.max_tasks or settings.agent_tasks)
     saturated = (queued > 0 and active >= full) or queued >= settings.task_queue
     since = kept["saturated_at"]
     prolonged = saturated and since is not None and row.now - since >= PROLONGED_AFTER
     total = kept["accepted"] + kept["dropped"]
     return Load(kept["accepted"], kept["dropped"], total, queued, active, saturated, prolonged)
+
+
+_COUNTED = select(
+    func.coalesce(func.sum(case((WAITS, 1), else_=0)), 0),
+    func.coalesce(func.sum(case((tasks.c.state == "running", 1), else_=0)), 0),
+).where(tasks.c.agent_id == bindparam("agent"), tasks.c.number > 0, tasks.c.finished_at.is_(None))
 
 
 def count_tasks(connection: Connection, agent_id: str, *, accepted: int = 0, dropped: int = 0) -> None:
@@ -158,36 +167,62 @@ async def keep_watching(database: Database, vault: Vault, signals: Signals, sett
 async def clear_load(
     database: Database, signals: Signals, settings: Settings, agent_id: str, *, by: str, fresh: bool = False
 ) -> Load:
-    """End an agent's saturation: drop the tasks that have not begun, and count anew.
+    """End an agent's saturation: no task waits for a worker run any more, and the counts begin anew.
 
-    Whoever wanted them is told that a person dropped them. With `fresh` the conversations they belong to begin with a
-    fresh working memory, as after `/new`; everything stays recallable.
+    Goals whose tasks waited are paused and keep their plans; who resumes one has its tasks done. Tasks that a run has
+    delegated are dropped, and the run is told so. With `fresh` the conversations they belong to begin with a fresh
+    working memory, as after `/new`; everything stays recallable.
     """
-    waiting = await database.read(partial(_waiting, agent_id=agent_id))
-    for job_id, _ in waiting:
-        with contextlib.suppress(Conflict, NotFound):
-            await database.write(partial(control.cancel, job_id=job_id, by=by))
-    for conversation_id in sorted({each for _, each in waiting}) if fresh else ():
-        await database.write(partial(_begin_afresh, conversation_id=conversation_id, by=by))
-    about = {"cleared_by": by, "fresh": fresh, "stopped": len(waiting)}
+    places = await database.read(partial(_waiting_places, agent_id=agent_id))
+    clear = partial(_clear_conversation, agent_id=agent_id, by=by, fresh=fresh)
+    cleared = [await database.write(partial(clear, conversation_id=each)) for each in places]
+    about = {
+        "cleared_by": by,
+        "fresh": fresh,
+        "stopped": sum(stopped for stopped, _ in cleared),
+        "paused_goals": sum(paused for _, paused in cleared),
+    }
     await database.write(partial(_cleared, agent_id=agent_id, settings=settings, about=about))
     signals.wake(JOBS)
     signals.wake(EVENTS)
     return await database.read(partial(load_of, agent_id=agent_id, settings=settings))
 
 
-def _waiting(connection: Connection, agent_id: str) -> list[tuple[int, str]]:
-    query = select(tasks.c.job_id, tasks.c.conversation_id).where(
-        tasks.c.agent_id == agent_id,
-        tasks.c.finished_at.is_(None),
-        tasks.c.state == "queued",
-        tasks.c.job_id.is_not(None),
-    )
-    return [(int(row.job_id), str(row.conversation_id)) for row in connection.execute(query)]
+def _waiting_places(connection: Connection, agent_id: str) -> list[str]:
+    query = select(tasks.c.conversation_id).where(tasks.c.agent_id == agent_id, WAITS).distinct()
+    return sorted(connection.execute(query).scalars())
+
+
+def _clear_conversation(
+    connection: Connection, agent_id: str, conversation_id: str, by: str, fresh: bool
+) -> tuple[int, int]:
+    """Let nothing of a conversation wait for a worker run; returns how many tasks did, and how many goals paused."""
+    lock_conversation(connection, conversation_id)
+    here = (tasks.c.conversation_id == conversation_id) & (tasks.c.agent_id == agent_id)
+    # Locked, so that no worker takes one meanwhile. What one has taken just now is not touched.
+    unbegun = select(tasks).join(jobs, jobs.c.id == tasks.c.job_id).where(~in_state(JobState.RUNNING))
+    waiting = connection.execute(unbegun.where(here, WAITS).with_for_update(of=jobs)).all()
+    paused = {row.goal_id for row in waiting if row.goal_id and _paused(connection, row.goal_id, by)}
+    for row in waiting:
+        if row.goal_id in paused:
+            taken_back = update(tasks).where(tasks.c.id == row.id).values(job_id=None).returning(*tasks.c)
+            record_task(connection, connection.execute(taken_back).one())
+        with contextlib.suppress(Conflict):
+            control.cancel(connection, row.job_id, by=by)
+    if fresh and waiting:
+        _begin_afresh(connection, conversation_id, by)
+    return len(waiting), len(paused)
+
+
+def _paused(connection: Connection, goal_id: str, by: str) -> bool:
+    """Pause a goal; False for one that is being cancelled anyway."""
+    with contextlib.suppress(Conflict):
+        pause(connection, goal_id, by=by)
+        return True
+    return False
 
 
 def _begin_afresh(connection: Connection, conversation_id: str, by: str) -> None:
-    lock_conversation(connection, conversation_id)
     last = select(conversations.c.last_seq).where(conversations.c.id == conversation_id)
     control.begin_afresh(connection, conversation_id, int(connection.execute(last).scalar_one()), by=by)
 

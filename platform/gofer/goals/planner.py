@@ -54,6 +54,11 @@ class PlanArguments(Arguments):
         max_length=MAX_TASKS,
         description="Numbers of earlier tasks that have not begun and stay in the plan; empty in a first plan.",
     )
+    without: list[int] = Field(
+        default_factory=list,
+        max_length=MAX_TASKS,
+        description="Numbers of earlier tasks that did not work and that the goal does not need; usually none.",
+    )
     remember: list[str] = Field(
         max_length=5, description="Facts worth keeping beyond this goal; usually none."
     )
@@ -95,7 +100,19 @@ def plan_errors(plan: PlanArguments, known: Sequence[KnownTask]) -> list[str]:
     first = next_number(known)
     numbers = range(first, first + len(plan.tasks))
     kept = [number for number in plan.keep if states.get(number) == "queued"]
-    errors = [f"Task {n} cannot be kept: {_why_not_kept(states, n)}." for n in plan.keep if n not in kept]
+    errors = [f"Task {n} cannot be kept: {_unfit(states, n)}." for n in plan.keep if n not in kept]
+    errors += [
+        f"Task {task.number} cannot be kept: it needs task {needed}, which is {states[needed]}."
+        for task in known
+        if task.number in kept
+        for needed in task.needs
+        if states.get(needed) in ("failed", "blocked")
+    ]
+    errors += [
+        f"Task {n} cannot be done without: {_unfit(states, n)}."
+        for n in plan.without
+        if states.get(n) not in ("failed", "blocked", "dropped")
+    ]
     for number, task in zip(numbers, plan.tasks, strict=True):
         errors += _task_errors(number, task, states, kept, numbers)
     running = sum(state == "running" for state in states.values())
@@ -113,7 +130,7 @@ def next_number(known: Iterable[KnownTask]) -> int:
     return max((task.number for task in known), default=0) + 1
 
 
-def _why_not_kept(states: Mapping[int, str], number: int) -> str:
+def _unfit(states: Mapping[int, str], number: int) -> str:
     return f"it is {states[number]}" if number in states else "there is none with that number"
 
 
@@ -195,7 +212,8 @@ person; text alone is no plan."""
 CHANGE = """\
 The plan has to change. Look at what was done and said so far, and submit what becomes of the rest: which waiting \
 tasks stay (`keep`), and which new tasks come. What is done stays done, what runs goes on, and waiting tasks that you \
-do not keep are dropped. Submit no tasks and keep none when nothing more is to be done."""
+do not keep are dropped. What did not work leaves the goal failed, unless you make new tasks for it, or name it in \
+`without` because the goal is reached without it. Submit no tasks and keep none when nothing more can be done."""
 
 
 def quoted(text: str) -> str:

@@ -26,7 +26,7 @@ WHY = {
     "overdue": "its time is over",
     "replans": "changing the plan did not help",
     "plan.missing": "I could not make a plan for it",
-    "tasks": "none of its tasks worked",
+    "tasks": "not all of it worked",
     "refused": "an owner refused the plan",
     "question.expired": "nobody answered in time",
     "agent": "nobody said which agent takes it",
@@ -38,6 +38,7 @@ REASONS = {
     "ended": "not needed any more",
     "budget": "no money left",
     "overdue": "no time left",
+    "tasks": "what it needs did not work",
     "worker.lost": "its process stopped each time",
 }
 

@@ -16,12 +16,12 @@ from gofer.agent.conversation import TaskResults
 from gofer.agent.outcome import Delegated
 from gofer.agent.prices import MICROS
 from gofer.errors import NotFound
-from gofer.goals.load import count_tasks
+from gofer.goals.load import WAITS, count_tasks
 from gofer.jobs.children import record_task, submit_child
 from gofer.jobs.fence import hold
 from gofer.jobs.kinds import TASK
 from gofer.jobs.outcome import NewJob
-from gofer.jobs.queue import WORKER, Claim
+from gofer.jobs.queue import PLANNER, WORKER, Claim
 from gofer.store import fast_sql
 from gofer.store.database import Database
 from gofer.store.db_time import now
@@ -35,7 +35,9 @@ from gofer.vault.envelope import DataKey, Vault
 OVER = frozenset({"done", "failed", "blocked", "dropped"})
 """States in which a task has ended; a blocked one waits for the planner, which makes another."""
 RESEARCH, EXECUTION, STATUS = "research", "execution", "status"
-QUEUED = "queued"
+PLAN, REPORT = "plan", "report"
+HIDDEN = frozenset({PLAN, REPORT})
+"""Kinds of tasks that are no steps of the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def _insert(connection: Connection, key: DataKey, of: Any, said: Mapping[str, An
         "conversation_id": of.conversation_id,
         "agent_id": of.agent_id,
         "kind": said["kind"],
-        "state": QUEUED,
+        "state": "queued",
         "sealed": seal(key, said, "task", task_id),
         "tries": 0,
         "cost": 0,
@@ -129,7 +131,8 @@ def start_task(connection: Connection, task_id: str, *, parent: Claim) -> int:
     row = find_task(connection, task_id)
     # Its own agent does it: the goal's job may have had another when it was claimed.
     made = submit_child(connection, parent._replace(agent_id=row.agent_id), _job_of(row))
-    count_tasks(connection, row.agent_id, accepted=1)
+    if row.kind not in HIDDEN:
+        count_tasks(connection, row.agent_id, accepted=1)
     return made
 
 
@@ -318,7 +321,8 @@ def _job_of(row: Any) -> NewJob:
     """The job of a task's next try. Execution tasks of a conversation are done one after the other."""
     lane = f"{EXECUTION}:{row.conversation_id}" if row.kind == EXECUTION else f"{TASK}:{row.id}"
     key = f"{TASK}:{row.id}:{row.tries + 1 if row.goal_id else 1}"
-    return NewJob(TASK, lane, key, WORKER, {"task": row.id}, max_attempts=MAX_ATTEMPTS)
+    pool = PLANNER if row.kind in HIDDEN else WORKER
+    return NewJob(TASK, lane, key, pool, {"task": row.id}, max_attempts=MAX_ATTEMPTS)
 
 
 def _of_call(connection: Connection, job_id: int, call_id: str) -> list[Any]:
@@ -376,9 +380,7 @@ TOO_MANY = (
 
 def waiting_tasks(connection: Connection, agent_id: str | None) -> int:
     """How many tasks of an agent wait for a worker run."""
-    unfinished = (tasks.c.agent_id == agent_id) & tasks.c.finished_at.is_(None)
-    unfinished &= tasks.c.job_id.is_not(None) | tasks.c.parent_job_id.is_not(None)
-    query = select(func.count()).select_from(tasks).where(unfinished, tasks.c.state == QUEUED)
+    query = select(func.count()).where(tasks.c.agent_id == agent_id, WAITS)
     return int(connection.execute(query).scalar_one())
 
 

@@ -25,11 +25,10 @@ from gofer.agent.turn import SENTENCES
 from gofer.crash import crash_point
 from gofer.errors import ConfigError, NotFound, Temporary
 from gofer.goals import tasks as rows
-from gofer.goals.driver import HIDDEN, PLAN, REPORT
 from gofer.goals.planner import PLANNING_STEPS, planner_tools, quoted
 from gofer.goals.records import find_goal, request_of
 from gofer.goals.report import known_tasks
-from gofer.goals.tasks import OVER, RESEARCH, STATUS, TaskRecord
+from gofer.goals.tasks import HIDDEN, OVER, PLAN, REPORT, RESEARCH, STATUS, TaskRecord
 from gofer.intake.admit import read_one
 from gofer.jobs.fence import hold
 from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze

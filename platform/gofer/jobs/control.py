@@ -18,6 +18,7 @@ from gofer.jobs.children import (
 )
 from gofer.jobs.ensure import ensure_answer, ensure_job, live_state
 from gofer.jobs.kinds import ANSWER, DELIVER, TASK
+from gofer.jobs.lanes import promote_behind
 from gofer.jobs.outcome import (
     ENDS_QUESTION,
     MEMBERS,
@@ -86,7 +87,8 @@ def cancel(connection: Connection, job_id: int, *, by: str) -> JobState:
     """Ask a job to stop. Returns its state after that.
 
     A running job stops when its worker looks next, a moment later. A waiting job becomes ready, so that a worker ends
-    it the same way and says so in the chat. A blocked job has not begun and ends here. The stop does not cover what is
+    it the same way and says so in the chat. A blocked job has not begun and ends here, and so does a task that nobody
+    works on, of which no chat is told: it may wait long for a worker. The stop does not cover what is
     said from now on; that gets a job of its own. The jobs that it has made stop with it.
     """
     row = _hold(connection, job_id)
@@ -96,7 +98,8 @@ def cancel(connection: Connection, job_id: int, *, by: str) -> JobState:
     values: dict[str, Any] = {"cancel_requested": True}
     if row.participant_id is not None and row.covers_to is None:
         values |= {"covers_to": _LAST_SEQ}
-    if was is JobState.BLOCKED:
+    ends_here = was is JobState.BLOCKED or (row.kind == TASK and was is not JobState.RUNNING)
+    if ends_here:
         values |= {"state": JobState.CANCELLED, "reason": "cancelled", "finished_at": now()}
     elif was is not JobState.RUNNING:
         values |= {"state": JobState.READY}
@@ -110,12 +113,14 @@ def cancel(connection: Connection, job_id: int, *, by: str) -> JobState:
     )  # fmt: skip
     for child in children_of(connection, job_id):
         cancel(connection, child, by=by)
-    if was is JobState.BLOCKED:
-        _end_blocked(connection, row)
+    if ends_here:
+        _end_unbegun(connection, row)
     return JobState(values.get("state", was))
 
 
-def _end_blocked(connection: Connection, row: Any) -> None:
+def _end_unbegun(connection: Connection, row: Any) -> None:
+    if row.state != JobState.BLOCKED:
+        promote_behind(connection, [row.id])
     if row.kind == TASK:
         close_tasks(connection, [(row.id, JobState.CANCELLED, "cancelled")])
     if row.parent_id is not None:

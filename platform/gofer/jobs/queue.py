@@ -34,7 +34,7 @@ from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.tables import LIVE, JobState, agents, attempts, connections, events, in_state, jobs
 
-AGENT, SERVICE, WORKER = "agent", "service", "worker"
+AGENT, SERVICE, WORKER, PLANNER = "agent", "service", "worker", "planner"
 """The pools of slots."""
 
 
@@ -387,7 +387,7 @@ def _claim_at_once(
 
     Each further statement would be a round trip, and so would the begin and end of a transaction.
     """
-    most = {f"most_{pool}": max(0, limits.get(pool, 0)) for pool in (AGENT, SERVICE)}
+    most = {f"most_{pool}": max(0, limits.get(pool, 0)) for pool in (AGENT, SERVICE, PLANNER)}
     rows = fast_sql.fetch(connection, _TAKE_AT_ONCE, {"by": owner, "for_seconds": lease, **most})
     rows.sort(key=lambda row: (row.priority, row.id))
     claims: dict[str, list[Claim]] = {WORKER: []} if any(row.tasks_wait for row in rows) else {}
@@ -405,7 +405,7 @@ def _take_at_once() -> Any:
         .with_for_update(skip_locked=True)
         .cte(f"for_{pool}")
         .prefix_with("MATERIALIZED")
-        for pool, conditions in ((AGENT, [~_HAS_CAP]), (SERVICE, []))
+        for pool, conditions in ((AGENT, [~_HAS_CAP]), (SERVICE, []), (PLANNER, []))
     ]
     taken = _taking(union_all(*(select(each.c.id) for each in picked))).cte("taken")
     begun = {

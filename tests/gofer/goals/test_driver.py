@@ -70,13 +70,41 @@ async def test_a_failed_task_changes_the_plan_and_what_is_left_out_is_dropped(wo
     await bench.end_task(FAILED, "failed")
     await bench.go()
     assert "the door is locked" in await bench.told_to_planner()
-    await bench.planned([], keep=[])
+    await bench.planned([], keep=())
     assert await bench.states() == ["failed", "dropped", "dropped", "queued"]
     await bench.end_task(found("through the window"))
     await bench.go()
     await bench.end_task(found("Done, through the window."))
     assert await bench.go() == GoalEnd("done")
     assert (await bench.row()).replans == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "ends"),
+    [
+        ({}, GoalEnd("failed", "tasks")),
+        ({"without": (1,)}, GoalEnd("done")),
+        ({"keep": (3,)}, GoalEnd("failed", "tasks")),
+    ],
+    ids=["given up", "not needed", "the rest kept"],
+)
+async def test_what_did_not_work_and_is_not_made_up_for_leaves_the_goal_failed(
+    world: World, change: dict[str, Any], ends: GoalEnd
+) -> None:
+    bench = await Bench.made(world, parallel=1)
+    await bench.go()
+    await bench.planned([], [], [])
+    await bench.end_task(FAILED, "failed")
+    await bench.go()
+    step = await bench.planned(**change)
+    while isinstance(step, WaitForTasks):
+        await bench.end_task(found("fine"))
+        step = await bench.go()
+    assert step == ends
+    assert ((await bench.row()).state, (await bench.row()).reason) == (ends.state, ends.reason)
+    ended = select(events.c.data).where(events.c.kind == "goal.changed").order_by(events.c.id.desc()).limit(1)
+    ((told,),) = await world.rows(ended)
+    assert (told["state"], told["reason"]) == (ends.state, ends.reason)
 
 
 async def test_after_five_changes_of_the_plan_a_person_is_asked(world: World) -> None:
@@ -172,7 +200,7 @@ async def test_words_of_two_people_reach_the_planner_in_order_and_with_their_tru
     told = await bench.told_to_planner()
     assert told.index("bob (member): paint it red") < told.index("ann (owner): paint it blue")
     await bench.end_task(found("nothing painted yet"))
-    await bench.planned([], keep=[])
+    await bench.planned([], keep=())
     assert (await bench.row()).replans == 1, "both orders change the plan once"
 
 

@@ -11,14 +11,16 @@ import pytest
 from sqlalchemy import select, update
 
 from gofer.agent.outcome import Delegated
+from gofer.goals import records
 from gofer.goals.load import PROLONGED_AFTER, Load, clear_load, count_tasks, load_of, watch_loads
-from gofer.goals.tasks import StoreDelegations, begin_task, delegate_tasks
+from gofer.goals.tasks import StoreDelegations, begin_task, delegate_tasks, finish_task
 from gofer.jobs.notifications import LocalSignals
 from gofer.jobs.outcome import Cancel, WaitForJobs
 from gofer.jobs.queue import WORKER, TaskBounds
 from gofer.settings import Settings
 from gofer.store.tables import agents, events, participants, tasks
 from gofer.tool import NewTask
+from support.goal_bench import Bench
 from support.world import World
 
 
@@ -134,15 +136,48 @@ async def test_an_operator_clears_it_and_begins_with_a_fresh_working_memory(burs
     world = burst.world
     (agent,) = await world.rows(select(agents))
     load = await clear_load(world.database, LocalSignals(), burst.settings, agent.id, by="ann", fresh=True)
-    assert (load.accepted, load.dropped, load.prolonged_saturation) == (0, 0, False)
-    assert (await burst.told())[-1]["cleared_by"] == "ann"
+    assert (load.accepted, load.dropped, load.saturated) == (0, 0, False), "although those that run go on"
+    told = (await burst.told())[-1]
+    assert (told["cleared_by"], told["stopped"], told["paused_goals"]) == ("ann", 2, 0)
     (participant,) = await world.rows(select(participants))
     assert participant.epoch_seq == 1
     assert (await world.job(parent.id)).cancel_requested
-    for claim in [*running, *await world.claim(10, pool=WORKER)]:
+    for claim in running:
         await world.end(claim, Cancel("cancelled"))
+    assert not await world.claim(10, pool=WORKER)
     assert {row.state for row in await world.rows(select(tasks.c.state))} == {"dropped"}
     assert not (await burst.look()).saturated
+
+
+async def test_clearing_pauses_goals_and_loses_no_task_of_theirs(world: World, settings: Settings) -> None:
+    burst = Burst(world, settings)
+    bench = await Bench.made(world, parallel=4)
+    await bench.go()
+    await bench.planned([], [], [], [], kind="execution")
+    (running,) = await burst.take()
+    assert (await burst.look()).queued == 3, "one at a time of a conversation, whatever may run"
+    (agent,) = await world.rows(select(agents))
+    load = await clear_load(world.database, LocalSignals(), settings, agent.id, by="ann")
+    assert (load.queued, load.active, load.saturated) == (0, 1, False)
+    told = (await burst.told())[-1]
+    assert (told["stopped"], told["paused_goals"]) == (3, 1)
+    assert (await bench.row()).state == "paused"
+    assert await bench.states() == ["running", "queued", "queued", "queued"], "the plan is as it was"
+    assert not await burst.take()
+    await world.run(
+        partial(finish_task, vault=world.vault, task_id=running.payload["task"], state="done", result={})
+    )
+    await world.end(running)
+    await bench.go()
+    assert (await bench.row()).state == "paused"
+    await world.run(partial(records.resume, goal_id=bench.goal_id, by="ann"))
+    await bench.go()
+    for _ in range(3):
+        await bench.end_task({"outcome": "done", "summary": "dry"})
+        await bench.go()
+    assert await bench.states() == ["done"] * 4
+    ran = select(tasks.c.tries).where(tasks.c.number > 0).order_by(tasks.c.number)
+    assert [tries for (tries,) in await world.rows(ran)] == [1, 2, 2, 2]
 
 
 async def test_sustained_saturation_under_cancels_ends_with_nothing_lost(burst: Burst) -> None:

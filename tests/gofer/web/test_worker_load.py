@@ -51,7 +51,7 @@ def test_buttons_of_the_agents_page_clear_it(house: House) -> None:
     for fields in ({}, {"fresh": "yes"}):
         house.write(_refused)
         page = browser.get("/agents/gofer").text
-        assert "Drop what waits and begin afresh" in page
+        assert "Clear what waits and begin afresh" in page
         assert browser.post("/agents/gofer/load/clear", csrf=csrf_in(page), **fields).status_code == 303
         shown = house.api(house.token(owner)).get("/agents/gofer/load").json()
         assert (shown["total"], shown["saturated"]) == (0, False)

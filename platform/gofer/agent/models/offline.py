@@ -34,14 +34,17 @@ WHAT_IT_IS = (
     "To have a real model, give Gofer a key: on its Welcome page, by `gofer secrets put anthropic_key`, or in "
     "`GOFER_ANTHROPIC_KEY`. The page about models in the docs has the rest, local models included."
 )
+KEPT = "The plan stays as it is: only a real model can change one. For other commands, make another goal."
 PLAN = "submit_plan"
 """The tool that ends the planning of a goal."""
 FINISH = "finish_task"
 """The tool that ends a task with what came of it."""
 MAX_PLANNED = 20
 MAX_SUMMARY = 8000
-_EXIT_CODE = re.compile(r"\[(?:[^]\n]*; )?exit code [1-9][0-9]*[^]\n]*\]\s*\Z")
-"""How the result of a command ends that failed. Of one whose outcome is unknown nobody can say so."""
+_EXIT_CODE = re.compile(r"\[(?:[^]\n]*; )?exit code (?:unknown|[1-9][0-9]*)[^]\n]*\]\s*\Z")
+"""How the result of a command ends that failed, or of which nobody knows whether it did."""
+_WAITING_TASK = re.compile(r"^([0-9]+)\. \[queued\] .* \([a-z]+(?:, needs ([0-9, ]+))?\)$", re.M)
+"""A task of an earlier plan that has not begun, as the planner is told of it."""
 _TOOL = re.compile(r"tool\s++([a-z0-9_-]{1,64})\s*+(\{.*\})?+\s*+")
 
 
@@ -64,7 +67,7 @@ class Offline:
         calls = list(_calls(messages[-1], len(messages), malformed)) if request.use_tools else []
         if any(tool.name == PLAN for tool in request.tools):
             calls = [_plan(messages, malformed)] if len(messages) == 1 and _planned_lines(messages) else []
-        if any(tool.name == FINISH for tool in request.tools) and not calls and _failed(messages):
+        if any(tool.name == FINISH for tool in request.tools) and not calls and not _succeeded(messages):
             calls = [_give_up(messages, malformed)]
         if calls:
             return Turn(calls, "tool_use", Usage(), self.name, message_id=None, malformed=malformed)
@@ -96,10 +99,13 @@ def _task_title(commands: str) -> str:
 
 
 def _plan(messages: tuple[ModelMessage, ...], malformed: dict[str, str]) -> Block:
-    """One task for each command, one after the other, the last with all that are left; nothing more once the goal has
-    been planned."""
-    begun = any("The tasks so far:" in meant(block) for block in messages[0]["content"])
-    lines = [] if begun else _planned_lines(messages)
+    """One task for each command, one after the other, the last with all that are left. A plan that was made before is
+    kept as it is, without the tasks that wait for one that did not work."""
+    asked = "\n".join(meant(block) for block in messages[0]["content"])
+    if "\nThe tasks so far:\n" in asked:
+        given = {"reply": f"{LABEL} {KEPT}", "tasks": [], "keep": _kept(asked)}
+        return call_block("offline_plan", PLAN, json.dumps({**given, "remember": []}), malformed)
+    lines = _planned_lines(messages)
     last = MAX_PLANNED - 1
     each = [*lines[:last], *(["\n".join(lines[last:])] if lines[last:] else [])]
     tasks = [
@@ -108,6 +114,18 @@ def _plan(messages: tuple[ModelMessage, ...], malformed: dict[str, str]) -> Bloc
     ]
     plan = {"reply": f"{LABEL} One task for each command.", "tasks": tasks, "keep": [], "remember": []}
     return call_block("offline_plan", PLAN, json.dumps(plan), malformed)
+
+
+def _kept(asked: str) -> list[int]:
+    """The tasks that wait, and need none that failed or waits for one that did."""
+    stuck = {int(number) for number in re.findall(r"^([0-9]+)\. \[(?:failed|blocked)\]", asked, re.M)}
+    waiting = {
+        int(number): {int(each) for each in needs.split(",")} if needs else set()
+        for number, needs in _WAITING_TASK.findall(asked)
+    }
+    while more := {number for number, needs in waiting.items() if needs & stuck} - stuck:
+        stuck |= more
+    return [number for number in waiting if number not in stuck]
 
 
 def _calls(message: ModelMessage, position: int, malformed: dict[str, str]) -> Iterator[Block]:
@@ -156,15 +174,17 @@ def _report(messages: tuple[ModelMessage, ...]) -> str:
     return "\n".join(parts) if len(parts) > 1 else ""
 
 
-def _failed(messages: tuple[ModelMessage, ...]) -> bool:
-    """Whether a command that it was told to run has failed."""
+def _succeeded(messages: tuple[ModelMessage, ...]) -> bool:
+    """Whether it was told to do something, and all of it worked."""
     results = [block for one in messages for block in one["content"] if block["type"] == "tool_result"]
-    return any(_EXIT_CODE.search("\n".join(texts(one["content"]))) for one in results)
+    return bool(results) and not any(
+        one.get("is_error") or _EXIT_CODE.search("\n".join(texts(one["content"]))) for one in results
+    )
 
 
 def _give_up(messages: tuple[ModelMessage, ...], malformed: dict[str, str]) -> Block:
     """Say of a task that it failed, with all that it gave."""
-    result = {"outcome": "failed", "summary": _report(messages)[:MAX_SUMMARY]}
+    result = {"outcome": "failed", "summary": (_report(messages) or WHAT_IT_IS)[:MAX_SUMMARY]}
     return call_block("offline_finish", FINISH, json.dumps(result), malformed)
 
 

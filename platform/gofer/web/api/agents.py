@@ -166,7 +166,7 @@ async def load(request: Request) -> dict[str, Any]:
 
 
 async def clear(request: Request, given: LoadClearing) -> dict[str, Any]:
-    """Drop the tasks of an agent that wait for a worker, and count anew."""
+    """Let no task of an agent wait for a worker, and count anew."""
     platform, name = platform_of(request), request.path_params["name"]
     return await clear_worker_load(platform, name, by=actor(request), fresh=given.fresh)
 

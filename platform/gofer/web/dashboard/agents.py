@@ -152,7 +152,7 @@ def _given(form: Any) -> AgentTexts:
 
 @page("operator")
 async def clear(request: Request) -> Response:
-    """Drop the tasks that wait for a worker, and count anew."""
+    """Let no task wait for a worker, and count anew."""
     platform, name = platform_of(request), request.path_params["name"]
     fresh = text_of(await form_of(request), "fresh") == "yes"
     await clear_worker_load(platform, name, by=actor(request), fresh=fresh)
