@@ -17,13 +17,14 @@ import httpx2
 from sqlalchemy import Connection, func, select
 
 from benchmarks.report import Row
+from benchmarks.scripted_model import scripted_model
 from gofer.app import Platform, open_app
 from gofer.settings import Settings
 from gofer.store.tables import attempts, jobs, tasks
 from gofer.web.app import public_app
 from gofer.web.auth.members import first_owner
 from gofer.web.auth.sessions import new_token
-from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
+from gofer_standins.anthropic import Reply, call, calls, say
 from gofer_standins.loopback import serve
 
 GROUP = "workers"
@@ -69,16 +70,15 @@ def script(request: Mapping[str, Any]) -> Reply:
 @contextlib.asynccontextmanager
 async def gofer() -> AsyncIterator[tuple[Platform, httpx2.AsyncClient]]:
     """A whole process with a scripted model."""
-    model = Anthropic(script)
-    async with serve(model.app) as url:
+    async with scripted_model(__name__) as model:
         with tempfile.TemporaryDirectory() as folder:
             agents = Path(folder, "agents")
             agents.mkdir()
             # Without a cap, or runs would wait for money that others have set aside.
             (agents / "gofer.toml").write_text('name = "gofer"\n[limits]\nday_dollars = 0\n')
             settings = Settings(
-                data_dir=Path(folder), sandbox="off", anthropic_key=model.key, anthropic_base_url=url,
-                worker_slots=SLOTS, agent_tasks=SLOTS, task_queue=1000,
+                data_dir=Path(folder), sandbox="off", worker_slots=SLOTS, agent_tasks=SLOTS, task_queue=1000,
+                **model,  # type: ignore[arg-type]
             )  # fmt: skip
             async with open_app(settings, roles=frozenset({"web", "worker"})) as platform:
                 token = await platform.database.write(_token)

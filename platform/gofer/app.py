@@ -123,7 +123,7 @@ MCP_CALLBACK = "/mcp/callback"
 """Where an owner comes back to who has authorised Gofer at an MCP server."""
 SERVICE_SLOTS = 64
 """Slots for sending and polling: their own, so that long runs never keep a finished answer waiting."""
-PLANNER_SLOTS = 4
+PLANNER_SLOTS = 2
 """Plans and reports of goals that one process has written at once: they wait neither for workers nor for answers."""
 
 
