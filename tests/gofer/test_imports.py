@@ -33,6 +33,7 @@ def test_a_start_loads_nothing_that_waits_for_its_first_request() -> None:
     unwanted = {
         "alembic",
         "anthropic",
+        "asyncpg",
         "gofer.client.models",
         "gofer.web.api.table",
         "gofer.web.protocols.gateway",
@@ -40,5 +41,6 @@ def test_a_start_loads_nothing_that_waits_for_its_first_request() -> None:
         "mcp",
         "openai",
         "prometheus_client",
+        "sqlalchemy.dialects.postgresql",
     }
     assert not unwanted & loaded

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.errors import Conflict
 from gofer.memory.terms import Terms, hashed
@@ -97,8 +96,7 @@ def open_index(connection: Connection, scope_id: str, generation: int = 0) -> In
     if found is not None:
         return found
     fresh = {"documents": 0, "length": 0, "upto_seq": 0, "generation": generation, "made_at": now()}
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    new = dialect.insert(memory_indexes).values(scope_id=scope_id, **fresh)
+    new = fast_sql.upsert(connection.dialect.name, memory_indexes).values(scope_id=scope_id, **fresh)
     connection.execute(
         new.on_conflict_do_nothing(index_elements=["scope_id"])
     )  # another process may make it too

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any, Concatenate, TypeAlias
 
 import asyncpg
@@ -16,10 +17,11 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only, greenlet_spawn
+from sqlmodel import SQLModel
 
 from gofer.database_url import driver_arguments
 from gofer.errors import ConfigError, StoreUnavailable
-from gofer.store import json_text
+from gofer.store import json_text, tables  # noqa: F401 - fills the metadata
 from gofer.store.database import Dialect, P, T
 from gofer.store.row_macs import Signing
 
@@ -35,6 +37,11 @@ UNAVAILABLE = ("08", "25006", "53", "57P")
 
 DRIVERS_OWN = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """What asyncpg raises; the last when it loses track of a connection, as in the instant before it hears of its end."""
+
+
+for _index in chain.from_iterable(table.indexes for table in SQLModel.metadata.tables.values()):
+    if (_where := _index.dialect_options["sqlite"]["where"]) is not None:
+        _index.dialect_options["postgresql"]["where"] = _where
 
 
 class PostgresDatabase:

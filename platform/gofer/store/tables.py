@@ -27,6 +27,9 @@ from sqlalchemy import (
 )
 from sqlmodel import Field, SQLModel
 
+# Rows are read and written by the tables' columns: a validator for each class would be built at every start for nobody.
+SQLModel.model_config["defer_build"] = True
+
 # SQLite only numbers rows by itself when the column is exactly INTEGER.
 Serial = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -164,8 +167,9 @@ def _mac() -> Any:
 
 
 def _where(condition: str) -> dict[str, Any]:
-    """The same partial-index condition for both databases."""
-    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
+    """The condition of a partial index. `store/postgres.py` copies it for Postgres: to name it here would load
+    SQLAlchemy's dialect of a database that most never use."""
+    return {"sqlite_where": text(condition)}
 
 
 class Workspace(SQLModel, table=True):
