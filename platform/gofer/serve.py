@@ -122,7 +122,7 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
                         f"\nOpen {_base(platform)}/\n`{_our_name()} link` makes a link that signs you in.\n\n"
                     )
                 loading = asyncio.create_task(_load_ahead(platform), name="sdks")
-                alive = asyncio.create_task(give_signs_of_life(), name="watchdog")
+                alive = asyncio.create_task(give_signs_of_life(platform), name="watchdog")
                 await stopping.wait()
                 loading.cancel()
                 log.info("process.stopping", running=platform.worker.running if platform.worker else 0)

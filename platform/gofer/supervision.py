@@ -24,12 +24,14 @@ from gofer.errors import GoferError
 from gofer.jobs.control import withdraw
 from gofer.jobs.notifications import JOBS
 from gofer.jobs.queue import lock_lane
+from gofer.secrets.key_check import open_canary
 from gofer.store import audit
 from gofer.store import events as log_of_events
-from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_WORKSPACE, database_for
 from gofer.store.database import Database
 from gofer.store.tables import SUPERVISED, audit_entries, events
 from gofer.vault.envelope import Vault
+from gofer.vault.errors import KeyRefused, VaultError
 from gofer.vault.redaction import Redactor
 from gofer_supervisor.home import Home
 from gofer_supervisor.system import FIRST_PASSED, notify_systemd
@@ -42,6 +44,8 @@ log = structlog.get_logger()
 EVERY = 2.0
 MAX_EVENT = 64 * 1024
 SIGNS_PER_WATCHDOG = 3
+READY_TIMEOUT = 15.0
+"""Seconds in which the database has to answer: longer than a connection of the pool is waited for."""
 SAME_DEPLOYMENT = 20
 """Events of one kind among which one of the same deployment is looked for."""
 SAME_EVENT = 200
@@ -62,14 +66,69 @@ def passed_socket() -> socket.socket | None:
     return passed
 
 
-async def give_signs_of_life() -> None:
-    """Say again and again that the event loop runs, as often as whoever watches asks for."""
+async def give_signs_of_life(platform: Platform) -> None:
+    """Say again and again that the event loop runs, as often as whoever watches asks for, and why this process cannot
+    work where that is so."""
     asked = os.environ.get("WATCHDOG_USEC", "")
     if not asked.isdigit() or int(asked) == 0:
         return
-    while True:
-        notify_systemd("WATCHDOG=1")
-        await asyncio.sleep(int(asked) / 1_000_000 / SIGNS_PER_WATCHDOG)
+    pause, readiness = int(asked) / 1_000_000 / SIGNS_PER_WATCHDOG, Readiness(platform)
+    looking = asyncio.create_task(readiness.keep_looking(pause), name="readiness")
+    try:
+        while True:
+            why = readiness.fault
+            notify_systemd(f"WATCHDOG=1\nGOFER_UNREADY={why}" if why else "WATCHDOG=1")
+            await asyncio.sleep(pause)
+    finally:
+        looking.cancel()
+
+
+class Readiness:
+    """Whether this process can work. It asks the store what /readyz asks."""
+
+    def __init__(self, platform: Platform, *, within: float = READY_TIMEOUT) -> None:
+        self._platform = platform
+        self._within = within
+        self._read: asyncio.Future[None] | None = None
+        self.fault = ""
+        """Why it cannot work although a new process could; empty while it can, and while starting it again would not
+        help: then the database is away or the master key is missing, and it goes on when they are back."""
+
+    async def keep_looking(self, every: float) -> None:
+        """Look again and again."""
+        while True:
+            self.fault = await self.look()
+            await asyncio.sleep(every)
+
+    async def look(self) -> str:
+        """Look once; returns the fault. A read that hangs is waited for again and not asked a second time."""
+        platform = self._platform
+        if self._read is None:
+            self._read = asyncio.ensure_future(platform.database.read(open_canary, vault=platform.vault))
+        done, _ = await asyncio.wait([self._read], timeout=self._within)
+        if not done:
+            fault = f"The database gave no answer in {self._within:g} seconds."
+        else:
+            error, self._read = self._read.exception(), None
+            if error is None or isinstance(error, KeyRefused | VaultError):
+                return ""
+            fault = " ".join(str(error).split()) or type(error).__name__
+        return "" if await self._is_away() else fault
+
+    async def _is_away(self) -> bool:
+        """Whether a new process could not open the database either."""
+        settings = self._platform.settings
+        if settings.sqlite_path is not None:
+            return not settings.sqlite_path.exists()
+        fresh = database_for(settings)
+        try:
+            async with asyncio.timeout(self._within):
+                await fresh.start()
+        except (GoferError, TimeoutError):
+            return True
+        finally:
+            await fresh.close()
+        return False
 
 
 async def keep_record(platform: Platform) -> None:
@@ -221,5 +280,7 @@ def say_event(event: dict[str, Any]) -> str:
             return f"On probation, by {event.get('by')}"
         case "revision.promoted":
             return "Has proved itself"
+        case _ if event.get("to") == event.get("build"):
+            return f"Does not work as it should, and there is none to go back to. {event.get('reason', '')}"
         case _:
             return f"Taken back; {event.get('to')} runs again. {event.get('reason', '')}"

@@ -208,8 +208,7 @@ class Deployments:
         build, to = str(trial["build"]), str(trial["previous"])
         why = f"{trial.get('why') or 'Somebody asked for it.'} {but}".rstrip()
         self._note("revision.rolled_back", build=build, to=to, reason=why, deployment=deployment_id(trial))
-        if to != build:
-            self._record_end(build, to, why, asked=bool(trial.get("asked")))
+        self._record_end(build, to, why, asked=bool(trial.get("asked")))
         self._state.trial = None
         self._save()
 
@@ -223,7 +222,8 @@ class Deployments:
 
     def _begin_trial(self, build: str, previous: str, *, by: str, step: str) -> None:
         """Write down what is to be deployed, before anything is done about it."""
-        trial = {"build": build, "previous": previous, "by": by, "at": time.time(), "step": step}
+        at = time.time()
+        trial = {"build": build, "previous": previous, "by": by, "at": at, "step": step, "since": at}
         self._end_revert()
         self._note("revision.started", build=build, previous=previous, by=by, deployment=deployment_id(trial))
         self._state.trial = trial
@@ -240,7 +240,7 @@ class Deployments:
 
     def _set_step(self, step: str) -> None:
         assert self._state.trial is not None
-        self._state.trial["step"] = step
+        self._state.trial.update(step=step, since=time.time())
         self._save()
 
     def _advance_trial(self, now: float) -> None:
@@ -322,11 +322,11 @@ class Deployments:
         trial = self._state.trial
         assert trial is not None
         new = [slot.process for slot in self._slots]
-        working = all(one is not None and one.ready and one.build == trial["build"] for one in new)
-        self._proved_from = (self._proved_from or now) if working else None
-        if self._proved_from is not None and not trial.get("ready"):
-            trial["ready"] = True
+        working = all(one is not None and one.works and one.build == trial["build"] for one in new)
+        if working and self._proved_from is None:
+            trial["ready"], trial["until"] = True, time.time() + self._config.probation
             self._save()
+        self._proved_from = (self._proved_from or now) if working else None
         if self._proved_from is None or now < self._proved_from + self._config.probation:
             return
         if not self._answers(trial["build"]):
@@ -361,12 +361,27 @@ class Deployments:
     def _go_back(self, trial: dict[str, Any], why: str, *, asked: bool = False) -> None:
         """Write down that the release before is wanted back, by a person or because this one does not work."""
         previous = self._fallback(str(trial["previous"]), self._home.linked(GOOD))
+        if previous == trial["build"]:
+            self._stay(trial, why)
+            return
         say(f"Going back from release {trial['build']} to {previous}: {why}")
         known = {name: trial[name] for name in ("build", "at")}
-        self._state.trial = {**known, "previous": previous, "step": "revert", "why": why, "asked": asked}
+        reason = {"why": why, "asked": asked}
+        self._state.trial = {**known, "previous": previous, "step": "revert", "since": time.time(), **reason}
         self._state.exits, self._proved_from = [], None
         self._save()
         self._start_now()
+
+    def _stay(self, trial: dict[str, Any], why: str) -> None:
+        """There is no release to go back to: say so, once. This one goes on and stays on probation, until it proves
+        itself after another start or another release takes its place."""
+        self._proved_from = None
+        if not trial.get("unfit"):
+            say(f"Release {trial['build']} goes on, since there is none to go back to: {why}")
+            told = {"build": trial["build"], "to": trial["build"], "reason": why}
+            self._note("revision.rolled_back", **told, deployment=deployment_id(trial))
+            trial["unfit"] = why
+            self._save()
 
     def _start_now(self) -> None:
         """Another release is to run: it need not wait until the one that failed would have been tried again."""

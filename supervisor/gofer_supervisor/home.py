@@ -70,8 +70,10 @@ class State:
         """The build of the environment that the supervisor was last started from."""
         self.trial: dict[str, Any] | None = None
         """A release that is being deployed or on probation: its build, the one before, by whom, since when, and which
-        step is under way (`stop`, `backup`, `migrate`, `restore` or `prove`; `revert` until the release before serves
-        again, with why and whether a person asked for it)."""
+        step is under way since when (`stop`, `backup`, `migrate`, `restore` or `prove`; `revert` until the release
+        before serves again, with why and whether a person asked for it). In `prove`, `ready` says that all its
+        processes were, `until` when it has proved itself if all goes well, and `unfit` why it will not before it is
+        started again, where there is no release to go back to."""
         self.taken = ""
         """The id of the last request that was begun: should it still lie there, it is not begun again."""
         self.processes: dict[str, list[int]] = {}

@@ -26,6 +26,8 @@ MAX_LINES, MAX_LINE = 20, 500
 COULD_NOT_START = 127
 PROVED, UNFIT = b"GOFER_PROVED=1", b"GOFER_UNFIT="
 """What a process on probation says of itself, beside what systemd knows."""
+ALIVE, UNREADY = b"WATCHDOG=1", b"GOFER_UNREADY="
+"""Its sign of life, and why it cannot work although it lives; the first without the second says that it can."""
 OOM_SCORE = b"200"
 """When memory runs out, the kernel ends a release before the supervisor that can start another one."""
 _CREDENTIALS = struct.Struct("3i")
@@ -55,6 +57,10 @@ class Process:
         """Why the supervisor gave up on it; empty for one that was asked to stop or ended by itself."""
         self.proved = False
         """It has said that a conversation with it went as it should."""
+        self.unready = ""
+        """Why it cannot work now, as it says itself; empty while it can."""
+        self.unready_from = 0.0
+        """When it first said so."""
         self.unfit = ""
         """Why it should not go on, as it says itself or as its use of memory shows; empty while all is well."""
         self.status: int | None = None
@@ -82,12 +88,19 @@ class Process:
                 if _sender(extra) != self.pid:
                     continue
                 self.heard_at = time.monotonic()
-                for line in data.split(b"\n"):
-                    self.ready = self.ready or line == b"READY=1"
-                    self.proved = self.proved or line == PROVED
-                    if line.startswith(UNFIT):
-                        self.unfit = line[len(UNFIT) :][:MAX_LINE].decode("utf-8", "replace")
+                lines = data.split(b"\n")
+                self.ready = self.ready or b"READY=1" in lines
+                self.proved = self.proved or PROVED in lines
+                self.unfit = _said(lines, UNFIT) or self.unfit
+                if ALIVE in lines:
+                    was_unready, self.unready = self.unready, _said(lines, UNREADY)
+                    self.unready_from = self.unready_from if was_unready else self.heard_at
         return self.ready and not was_ready
+
+    @property
+    def works(self) -> bool:
+        """Whether it is ready, and has nothing to say against itself."""
+        return self.ready and not self.unready and not self.unfit
 
     @property
     def memory(self) -> int:
@@ -145,6 +158,12 @@ class Process:
     def lasted(self) -> float:
         """Seconds since it was started."""
         return time.monotonic() - self.started_at
+
+
+def _said(lines: Sequence[bytes], what: bytes) -> str:
+    """The reason that one of the lines gives, if one begins so."""
+    said = next((line for line in lines if line.startswith(what)), b"")
+    return said[len(what) :][:MAX_LINE].decode("utf-8", "replace")
 
 
 def _notice_socket() -> tuple[socket.socket, str]:

@@ -194,6 +194,9 @@ class Supervisor(Deployments):
             process.signal(signal.SIGKILL)
         elif not process.ready and now >= process.started_at + self._ready_within(process):
             self._give_up_on(process, f"it was not ready after {self._ready_within(process):g} seconds")
+        elif process.unready and now >= process.unready_from + config.unready_within:
+            process.unfit = f"it was not ready for {config.unready_within:g} seconds: {process.unready}"
+            self._give_up_on(process, process.unfit)
         elif process.ready and config.watchdog and now >= process.heard_at + config.watchdog:
             self._give_up_on(process, f"it gave no sign of life for {config.watchdog:g} seconds")
 
@@ -300,7 +303,7 @@ class Supervisor(Deployments):
         now, trial = uptime(), self._state.trial
         self._proved_from = None
         if trial is not None and trial["step"] == "revert":
-            if process.build == trial["build"] != trial["previous"]:
+            if process.build == trial["build"]:
                 return  # it was to end anyway
             self._end_revert(describe_end(process))
         long_ago = CRASH_LOOPS[-1][1]

@@ -45,6 +45,7 @@ class Config:
         stop_within: float = 30,
         ready_within: float = 900,
         trial_ready_within: float = 60,
+        unready_within: float = 300,
         probation: float = 600,
         watchdog: float = 60,
         health_every: float = 15,
@@ -68,6 +69,8 @@ class Config:
         self.trial_ready_within = min(trial_ready_within, ready_within)
         """The same for a new release in the place of one that works: nobody is served meanwhile, and the store was
         migrated before."""
+        self.unready_within = unready_within
+        """Seconds that a process may say that it is not ready, after it was, before it is started again."""
         self.probation = probation
         """Seconds that a new release has to work before it counts as good."""
         self.watchdog = watchdog
@@ -128,10 +131,12 @@ def inherited_environment() -> dict[str, str]:
 
 
 def notify_systemd(state: str) -> None:
-    """Tell whoever started this process how it is, if they want to know: systemd, or the supervisor of a release."""
+    """Tell whoever started this process how it is, if they want to know: systemd, or the supervisor of a release. Who
+    does not listen, because it hangs or was stopped, is not waited for."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+        kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as notifier:
             notifier.connect("\0" + address[1:] if address.startswith("@") else address)
             notifier.send(state.encode())
 

@@ -6,13 +6,19 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text, update
 
+from gofer.app import open_app
 from gofer.jobs import maintenance
-from gofer.store.tables import SUPERVISED
+from gofer.settings import Settings
+from gofer.store.postgres import PostgresDatabase
+from gofer.store.tables import SUPERVISED, master_keys
 from gofer.supervision import (
+    Readiness,
     give_signs_of_life,
     passed_socket,
     record_spooled,
@@ -21,8 +27,13 @@ from gofer.supervision import (
 )
 from gofer.vault.redaction import Redactor, Secret
 from gofer_supervisor.home import Home
+from gofer_supervisor.system import notify_systemd
 from support.patience import patiently
 from support.world import World
+
+END_SLEEPERS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'"
+LOSE = f"ALTER TABLE {master_keys.name} RENAME TO lost"
+"""What makes the process's readiness fail while the database is there."""
 
 
 @pytest.fixture
@@ -95,18 +106,71 @@ def notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(f"\0gofer-test-{os.getpid()}")
         monkeypatch.setenv("NOTIFY_SOCKET", f"@gofer-test-{os.getpid()}")
+        heard.settimeout(60)
         yield heard
 
 
-async def test_a_watched_process_gives_signs_of_life(
-    notices: socket.socket, monkeypatch: pytest.MonkeyPatch
+async def test_a_watched_process_gives_signs_of_life_and_says_that_it_cannot_work(
+    notices: socket.socket, monkeypatch: pytest.MonkeyPatch, data_dir: Path
 ) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "30000")
-    living = asyncio.create_task(give_signs_of_life())
-    async with patiently(10):
-        heard = [await asyncio.to_thread(notices.recv, 100) for _ in range(2)]
-    living.cancel()
-    assert heard == [b"WATCHDOG=1"] * 2
+    async with open_app(Settings(data_dir=data_dir), roles=frozenset()) as platform:
+        living = asyncio.create_task(give_signs_of_life(platform))
+        async with patiently(10):
+            assert [await asyncio.to_thread(notices.recv, 200) for _ in range(2)] == [b"WATCHDOG=1"] * 2
+            await platform.database.write(lambda c: c.execute(text(LOSE)))
+            heard = b"WATCHDOG=1"
+            while heard == b"WATCHDOG=1":
+                heard = await asyncio.to_thread(notices.recv, 1000)
+        living.cancel()
+    assert heard.startswith(b"WATCHDOG=1\nGOFER_UNREADY=")
+    assert b"\n" not in heard.partition(b"\n")[2]
+
+
+def test_a_supervisor_that_does_not_listen_is_not_waited_for(notices: socket.socket) -> None:
+    for _ in range(2000):  # more than the kernel keeps
+        notify_systemd("WATCHDOG=1")
+    assert notices.recv(100) == b"WATCHDOG=1"
+
+
+async def test_a_process_that_lost_the_key_or_the_file_is_not_started_again_for_that(data_dir: Path) -> None:
+    settings = Settings(data_dir=data_dir)
+    async with open_app(settings, roles=frozenset()) as platform:
+        readiness = Readiness(platform)
+        await platform.database.write(lambda c: c.execute(update(master_keys).values(id="00" * 8)))
+        assert await readiness.look() == ""
+        await platform.database.write(lambda c: c.execute(text(LOSE)))
+        assert await readiness.look() != ""
+        assert settings.sqlite_path is not None
+        settings.sqlite_path.rename(data_dir / "elsewhere")
+        assert await readiness.look() == "", "a new process would begin with an empty store"
+
+
+async def test_a_process_whose_connections_are_all_taken_says_so_unless_postgres_is_away(
+    postgres_url: str, data_dir: Path
+) -> None:
+    async with open_app(
+        Settings(data_dir=data_dir, database_url=postgres_url), roles=frozenset()
+    ) as platform:
+        mine = PostgresDatabase(postgres_url, pool_size=1, patience=0.2)
+        readiness = Readiness(replace(platform, database=mine), within=5)
+        assert await readiness.look() == ""
+        leaked = [
+            asyncio.create_task(mine.read(lambda c: c.execute(text("SELECT pg_sleep(3600)"))))
+            for _ in range(2)
+        ]
+        async with patiently(20):
+            while not (fault := await readiness.look()):
+                pass
+        assert "cannot be reached" in fault
+        nowhere = platform.settings.model_copy(update={"database_url": "postgresql://127.0.0.1:1/gofer"})
+        away = Readiness(replace(platform, database=mine, settings=nowhere), within=5)
+        assert await away.look() == "", "a new process could not work either"
+        for one in leaked:
+            one.cancel()
+        await platform.database.write(lambda c: c.execute(text(END_SLEEPERS)))
+        await asyncio.gather(*leaked, return_exceptions=True)
+        await mine.close()
 
 
 def test_a_socket_that_is_meant_for_another_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from gofer.releases.stage import build_release, stage
 from gofer_supervisor.home import Home, Release
 from gofer_supervisor.process import start_time
 from support.patience import Deadline
-from support.releases import write_key
+from support.releases import small_source, write_key
 
 SOURCE = Path(__file__).parents[2] / "supervisor"
 PROGRAM = """
@@ -93,25 +93,13 @@ if fault == "hangs":
 else:
     def live():
         while True:
-            notify("WATCHDOG=1")
+            unready = fault == "unready" or fault.startswith("unready ") and os.path.exists(fault[8:])
+            notify("WATCHDOG=1\\nGOFER_UNREADY=no connection is free" if unready else "WATCHDOG=1")
             time.sleep(0.2)
     threading.Thread(target=live, daemon=True).start()
 server.serve_forever()
 server.server_close()
 note("stopped")
-"""
-PROJECT = """
-[project]
-name = "gofer"
-requires-python = ">=3.11"
-dependencies = []
-scripts = {}
-entry-points = {}
-[tool.hatch.version]
-path = "platform/gofer/__init__.py"
-[tool.hatch.build.targets.wheel]
-packages = ["platform/gofer"]
-force-include = {"requirements.lock" = "gofer/requirements.lock"}
 """
 
 
@@ -145,13 +133,8 @@ class Supervised:
     def stage(self, number: int, fault: str = "") -> str:
         """A release with a fault as people get it: built from a source tree, signed, staged and approved. Returns its
         build."""
-        top = self._directory / f"source-{number}"
-        package = top / "platform" / "gofer"
-        package.mkdir(parents=True)
-        (top / "pyproject.toml").write_text(PROJECT)
-        (top / "requirements.lock").write_bytes((SOURCE.parent / "requirements.lock").read_bytes())
-        (package / "__init__.py").write_text(f'__version__ = "1.{number}"\n')
-        (package / "__main__.py").write_text(PROGRAM.format(fault=fault, did=str(self._did)))
+        program = PROGRAM.format(fault=fault, did=str(self._did))
+        top = small_source(self._directory / f"source-{number}", f"1.{number}", program)
         if not self._key.exists():
             trust_key(self.home, write_key(self._key).with_suffix(".pub"))
         wheel, _ = build_release(top, self._directory / f"dist-{number}", key=self._key)

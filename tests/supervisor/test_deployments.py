@@ -33,7 +33,7 @@ def test_a_good_release_takes_over_and_becomes_the_good_one(gofer: Supervised) -
     eventually(lambda: gofer.events("revision.promoted")[-1]["previous"] == "one")
 
 
-ONCE_MORE = ("configuration", "later", "memory")
+ONCE_MORE = ("configuration", "later", "memory", "unready")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,7 @@ def test_a_release_that_does_not_work_is_taken_back(gofer: Supervised, fault: st
     gofer.add("two", fault)
     gofer.stop()
     limits: dict[str, Any] = {"trial_ready_within": 1 if fault == "silent" else 60, "max_memory": 200_000_000}
+    limits["unready_within"] = 0.5
     gofer.start(gofer.home.release("one"), probation=60, **limits)
     eventually(lambda: gofer.serves("one"))
     gofer.ask(do="deploy", build="two", by="ada")
@@ -157,7 +158,7 @@ def test_when_the_release_before_does_not_run_either_this_is_said_and_another_ca
     assert len(gofer.events("revision.rolled_back")) == 1
 
 
-def test_a_release_that_fails_with_none_before_it_goes_on_and_says_so(gofer: Supervised) -> None:
+def test_a_release_that_fails_with_none_before_it_goes_on_and_is_not_called_good(gofer: Supervised) -> None:
     gofer.start(gofer.add("one", "unfit"), probation=60)
     eventually(lambda: bool(gofer.events("revision.rolled_back")))
     (told,) = gofer.events("revision.rolled_back")
@@ -165,8 +166,20 @@ def test_a_release_that_fails_with_none_before_it_goes_on_and_says_so(gofer: Sup
     assert gofer.get() == (200, "one")
     assert gofer.home.linked("good") == ""
     assert "taken_back" not in gofer.home.manifest("one")
-    gofer.end_process()
+    assert "5 of 6 attempts failed" in (gofer.trial() or {})["unfit"]
+    gofer.kill()
+    gofer.start(gofer.home.release("one"), probation=60)
     eventually(lambda: gofer.did.count("one serve") == 2 and gofer.serves("one"))
+    assert "5 of 6 attempts failed" in (gofer.trial() or {})["unfit"], "it is not forgotten"
+
+
+def test_a_release_with_none_before_it_can_prove_itself_after_another_start(gofer: Supervised) -> None:
+    gofer.start(gofer.add("one", "unfit"))
+    eventually(lambda: bool(gofer.events("revision.rolled_back")))
+    gofer.rewrite("one", "")
+    gofer.end_process()
+    eventually(lambda: gofer.proved("one"))
+    assert len(gofer.events("revision.rolled_back")) == len(gofer.events("revision.promoted")) == 1
 
 
 def test_what_is_not_here_is_not_deployed(gofer: Supervised) -> None:

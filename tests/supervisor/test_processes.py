@@ -97,6 +97,29 @@ def test_a_process_that_never_gets_ready_is_given_up(gofer: Supervised) -> None:
     assert "not ready" in gofer.events("worker.unhealthy")[0]["reason"]
 
 
+def test_a_process_that_lives_and_is_not_ready_any_more_is_replaced(gofer: Supervised) -> None:
+    unready = Path(gofer.home.path, "unready")
+    gofer.start(gofer.add("one", f"unready {unready}"), unready_within=1)
+    eventually(lambda: gofer.proved("one"))
+    unready.touch()
+    eventually(lambda: bool(gofer.events("worker.unhealthy")))
+    unready.unlink()
+    assert "not ready for 1 seconds: no connection is free" in gofer.events("worker.unhealthy")[0]["reason"]
+    eventually(lambda: gofer.did.count("one serve") == 2 and gofer.serves("one"))
+
+
+def test_a_process_that_is_ready_again_in_time_goes_on(gofer: Supervised) -> None:
+    unready = Path(gofer.home.path, "unready")
+    gofer.start(gofer.add("one", f"unready {unready}"), unready_within=30, probation=1)
+    unready.touch()
+    eventually(lambda: gofer.serves("one"))
+    assert gofer.home.linked("good") == "", "while it is not ready, it proves nothing"
+    unready.unlink()
+    eventually(lambda: gofer.proved("one"))
+    assert gofer.events("worker.unhealthy") == []
+    assert gofer.did == ["one serve"]
+
+
 def test_a_supervisor_that_was_killed_finds_and_ends_what_it_left(gofer: Supervised) -> None:
     one = gofer.add("one")
     gofer.start(one)

@@ -25,7 +25,7 @@ KINDS: dict[str, str] = {
     "worker.crash_loop": "Processes ended so often that starting them again at once made no sense.",
     "revision.started": "Another release was made the current one, on probation.",
     "revision.promoted": "A release has proved itself: it is the good one from now on.",
-    "revision.rolled_back": "A release did not work, and the one before it was put back.",
+    "revision.rolled_back": "A release did not work, and the one before it was put back, if there was one.",
     "schedule.changed": "A schedule was added, changed or removed.",
     "delivery.accepted": "A request was verified and kept.",
     "delivery.redriven": "A repeat of a delivery whose job had died ran that job again.",
