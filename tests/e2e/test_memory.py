@@ -8,16 +8,35 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 
+from gofer.agent.context import text_size
+from gofer.agent.context.operations import REMINDER
+from gofer.agent.loop import REMINDER_TOKENS
 from gofer.identity import known_principal
 from gofer.integration import sign_body
+from gofer.runs.memories import REMINDERS
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.encryption import conversation_key, unseal
-from gofer.store.tables import events, memories, memory_indexes, memory_postings, replies, secrets
+from gofer.store.messages import open_stored, seal_message
+from gofer.store.tables import (
+    Trust,
+    conversations,
+    events,
+    memories,
+    memory_indexes,
+    memory_postings,
+    messages,
+    participants,
+    replies,
+    secrets,
+)
+from gofer.vault.envelope import Vault
 from gofer_standins import loopback
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
 from support.async_bridge import Elsewhere
@@ -139,7 +158,7 @@ def test_who_said_it_where_and_who_asks_where(town: Town) -> None:
             assert (secret in heard) == (room in may_know), (source, room)
 
 
-def test_a_canary_of_a_private_room_is_nowhere_else(town: Town) -> None:
+def test_a_canary_of_a_private_room_is_nowhere_else(town: Town, capsys: pytest.CaptureFixture[str]) -> None:
     town.ask("ann-canary", "ann", CANARY)
     for room, who in (("ben-canary", "ben"), ("market", "ann"), ("market", "ben")):
         assert "marzipan" not in town.ask(room, who, ASK)
@@ -162,6 +181,21 @@ def test_a_canary_of_a_private_room_is_nowhere_else(town: Town) -> None:
     for path in town.house.settings.data_dir.rglob("*"):
         if path.is_file():
             assert b"marzipan" not in path.read_bytes(), path
+    logged = capsys.readouterr()
+    assert "job.concluded" in logged.out
+    assert "marzipan" not in logged.out + logged.err
+
+
+def test_what_is_shown_at_a_runs_start_is_bounded(town: Town) -> None:
+    for number in range(8):
+        text = f"The lantern of pier {number} needs oil. " + f"Its keeper {number} is away in winter. " * 20
+        assert town.apis["ann"].post("/memories", json={"scope": "person:me", "text": text}).is_success
+    before = len(town.model.received)
+    town.ask("ann-lantern", "ann", "Which lantern of the pier needs oil?")
+    asked = town.model.received[before]["messages"][-1]["content"]
+    (shown,) = [block["text"] for block in asked if block["type"] == "text" and REMINDER in block["text"]]
+    assert 1 <= shown.count("needs oil") <= REMINDERS
+    assert text_size(shown) <= REMINDER_TOKENS
 
 
 def test_an_agent_remembers_searches_and_reads(town: Town) -> None:
@@ -456,3 +490,65 @@ def test_without_its_tables_memory_is_said_to_be_away_and_the_agent_answers(town
         town.house.write(lambda c: c.exec_driver_sql("ALTER TABLE away RENAME TO memory_posting"))
     api.get("/doctor")
     assert "Nothing can be recalled" not in browser.get("/").text
+
+
+def test_a_model_recalls_a_fact_from_2000_messages_and_two_restarts_ago(
+    tmp_path: Path, elsewhere: Elsewhere
+) -> None:
+    question, results = "What was the alarm code of the boathouse again?", list[str]()
+
+    def script(request: Mapping[str, Any]) -> Reply:
+        last = request["messages"][-1]["content"]
+        results.extend(str(block["content"]) for block in last if block["type"] == "tool_result")
+        if question in str(last):
+            assert "7315" not in str(request), "it is not in the prompt, and nothing is shown unasked"
+            return calls(call("recall", query="alarm code boathouse"))
+        return say("Good.")
+
+    folder, model, room = tmp_path / "data", Anthropic(script), ""
+    folder.mkdir(mode=0o700)
+    serving = loopback.serve(model.app)
+    url = elsewhere.run(serving.__aenter__())
+    try:
+        for text in ("The alarm code of the boathouse is 7315.", "Nothing new.", question):
+            house = House(folder, anthropic_key=model.key, anthropic_base_url=url, automatic_recall=False)
+            try:
+                api = house.api(house.token(house.owner()))
+                said = api.post(
+                    f"/conversations/{room}/messages" if room else "/messages", json={"text": text}
+                )
+                job = said.json()["job_id"]
+                deadline = Deadline(60)
+                while api.get(f"/jobs/{job}").json()["job"]["state"] != "done":
+                    assert deadline.left > 0, "it was not answered"
+                    time.sleep(0.05)
+                if not room:
+                    room = said.json()["conversation_id"]
+                    house.write(pad, vault=house.platform.vault, conversation=room, count=2000)
+            finally:
+                house.close()
+    finally:
+        elsewhere.run(serving.__aexit__(None, None, None))
+    assert "7315" in results[0]
+
+
+def pad(connection: Connection, vault: Vault, conversation: str, count: int) -> None:
+    """So many more messages of small talk, which are read."""
+    here = messages.c.conversation_id == conversation
+    row = connection.execute(select(messages).where(here, messages.c.connection_id.is_not(None))).first()
+    assert row is not None
+    key = conversation_key(connection, vault, conversation)
+    first, last = (
+        open_stored(key, row).message,
+        connection.execute(select(func.max(messages.c.seq)).where(here)).scalar_one(),
+    )
+    rows = []
+    for seq in range(last + 1, last + count + 1):
+        said = replace(first, text=f"small talk {seq} about bread, rain and the alarm clock")
+        sealed = seal_message(key, conversation, seq, said, Trust.MEMBER, came_by=row.connection_id)
+        rows.append({**row._mapping, "seq": seq, "sealed": sealed, "external_id": f"pad-{seq}"})
+    connection.execute(messages.insert(), rows)
+    one = conversations.c.id == conversation
+    connection.execute(update(conversations).where(one).values(last_seq=last + count))
+    read = participants.c.conversation_id == conversation
+    connection.execute(update(participants).where(read).values(read_seq=last + count))

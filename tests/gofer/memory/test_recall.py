@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any
 
@@ -16,15 +15,13 @@ from gofer.memory import changes, index, records
 from gofer.memory import manager as manager_module
 from gofer.memory.audience import audience, new_scope
 from gofer.memory.index import read_index
-from gofer.memory.manager import MEMORY, Judgement, NoteTidier, by_rule
+from gofer.memory.manager import MAX_CHANGES, MEMORY, Judgement, NoteTidier, by_rule
 from gofer.memory.notes import EVENT
 from gofer.memory.recall import DAMAGED, Recall, Results, reindex
 from gofer.memory.records import NewMemory, turn_id
 from gofer.memory.scopes import agent_scope, conversation_scope, person_scope
 from gofer.purge import purge_conversation
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.store.encryption import conversation_key
-from gofer.store.messages import open_stored, seal_message
 from gofer.store.tables import (
     Trust,
     agents,
@@ -34,7 +31,6 @@ from gofer.store.tables import (
     memories,
     memory_indexes,
     memory_postings,
-    messages,
     secrets,
 )
 from support.both_databases import slow_on_postgres
@@ -312,35 +308,11 @@ async def test_no_other_persons_private_room_counts_as_ones_own(scene: Scene) ->
     assert CANARY not in await scene.found("ben-phone", "canary")
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_a_fact_from_2000_messages_and_two_restarts_ago(scene: Scene) -> None:
-    """Each `Recall` is another process: nothing but the store knows what was said."""
-    await scene.said("kitchen", "ann", "The alarm code of the boathouse is 7315.")
-    conversation = scene.rooms["kitchen"]
-    await scene.world.run(partial(pad, world=scene.world, conversation=conversation, count=2000))
-    for _ in range(2):
-        scene.recall = Recall(scene.world.database, scene.world.vault)
-        while await scene.recall.tick():
-            pass
-    scene.recall = Recall(scene.world.database, scene.world.vault)
-    assert "7315" in (await scene.found("kitchen", "What was the alarm code for the boathouse again?"))[0]
-
-
-def pad(connection: Any, world: World, conversation: str, count: int) -> None:
-    """So many more messages of small talk."""
-    row = connection.execute(select(messages).where(messages.c.conversation_id == conversation)).first()
-    key = conversation_key(connection, world.vault, conversation)
-    first = open_stored(key, row).message
-    values = dict(row._mapping)
-    rows = []
-    for seq in range(2, count + 2):
-        said = dataclasses.replace(first, text=f"small talk {seq} about bread, rain and the alarm clock")
-        sealed = seal_message(key, conversation, seq, said, Trust.MEMBER, came_by=row.connection_id)
-        rows.append({**values, "seq": seq, "sealed": sealed, "external_id": f"pad-{seq}"})
-    connection.execute(messages.insert(), rows)
-    connection.execute(
-        update(conversations).where(conversations.c.id == conversation).values(last_seq=count + 1)
-    )
+async def test_a_tick_of_tidying_is_bounded(scene: Scene) -> None:
+    scope, tidier = person_scope(scene.people["ann"]), NoteTidier(scene.world.database, scene.world.vault)
+    for _ in range(MAX_CHANGES + 3):
+        await scene.note(scope, "Tea at five")
+    assert [await tidier.tidy(scope) for _ in range(3)] == [MAX_CHANGES, 2, 0]
 
 
 async def test_notes_that_say_the_same_become_one_in_a_job_that_can_die(scene: Scene) -> None:

@@ -134,6 +134,15 @@ def test_people_find_out_how_to_name_a_person(people: dict[str, Any]) -> None:
     assert oscar.get(f"/memories/{memory}").json()["scope"] == people["persons"]["oscar"]
 
 
+def test_half_a_character_is_refused_or_left_out(people: dict[str, Any]) -> None:
+    api = people["apis"]["owner"]
+    for escaped in (r"\ud800 alone", r"a \udfff b"):
+        body = json.dumps({"scope": "agent:gofer", "text": "here"}).replace("here", escaped)
+        answer = api.post("/memories", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code in (201, 400), answer.text
+        assert answer.json()["text"].isprintable() if answer.is_success else answer.json()["detail"]
+
+
 def test_odd_characters_are_kept_readable(people: dict[str, Any]) -> None:
     api = people["apis"]["owner"]
     memory = note(api, "agent:gofer", "a\x07 bell, \u202eturned\u202c and 漢字 \x1b[31mred")
