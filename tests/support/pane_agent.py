@@ -37,11 +37,15 @@ def main() -> None:
                 break
             elif waiting[:1] == b"\x04":
                 return  # Ctrl-D: somebody ends it
+            elif waiting[:1] == b"\x15":  # Ctrl-U: somebody drops their draft
+                keys, waiting = b"", waiting[1:]
+                show("\x1b[2K\x1b[G> ")
             elif waiting[:1] in b"\r\n":
                 waiting = waiting[1:]
                 take(log, answer, pasted, keys.decode())
                 pasted, keys = [], b""
             else:
+                show(waiting[:1].decode("latin-1"))
                 keys, waiting = keys + waiting[:1], waiting[1:]
 
 

@@ -58,6 +58,8 @@ class BoundedMessages:
         assert process.stdout is not None
         self._stdin, self._stdout = process.stdin, process.stdout
         self.nonsense = 0
+        self.ended = False
+        """Nothing more comes."""
 
     async def send(self, message: dict[str, Any]) -> None:
         """Write one message; the caller bounds the time."""
@@ -70,6 +72,7 @@ class BoundedMessages:
             try:
                 line = await self._stdout.readuntil(b"\n")
             except asyncio.IncompleteReadError:
+                self.ended = True
                 return None
             except asyncio.LimitOverrunError as error:
                 await self._discard(error.consumed)
@@ -231,6 +234,13 @@ class AgentProcess:
             )
         self.can_load = bool(told.agent_capabilities and told.agent_capabilities.load_session)
 
+    async def see_end(self) -> None:
+        """Wait a moment for a process whose output has ended: it is known a little later that it has ended, too."""
+        if self.messages.ended:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_TIMEOUT):
+                    await self.process.wait()
+
     async def end(self) -> None:
         """End it and everything that it started: first by closing its input, then by force."""
         with contextlib.suppress(Exception):
@@ -259,6 +269,7 @@ class AcpAdapter(Adapter):
         self._settings = settings
         self._state = state
         self._agent: AgentProcess | None = None
+        self._ended: AgentProcess | None = None
         self._starting = asyncio.Lock()
 
     @property
@@ -283,10 +294,8 @@ class AcpAdapter(Adapter):
         """See whether the process runs, and whether it is at work."""
         agent = self._agent
         if agent is None or not agent.alive:
-            crashed = agent is not None
-            return RuntimeLook(
-                alive=False, reason="runtime.gone", session=self._state.session, crashed=crashed
-            )
+            self._count_crash()
+            return RuntimeLook(alive=False, reason="runtime.gone", session=self._state.session)
         busy = agent.client.turn is not None
         return RuntimeLook(
             alive=True,
@@ -324,6 +333,13 @@ class AcpAdapter(Adapter):
             await agent.end()
             self._state.forget_process()
 
+    def _count_crash(self) -> None:
+        """Count a process that has ended by itself, once."""
+        agent = self._agent
+        if agent is not None and not agent.alive and agent is not self._ended:
+            self._ended = agent
+            self.crashes += 1
+
     # Turns.
 
     async def _take_turn(self, agent: AgentProcess, run: OrderRun, words: str) -> HostReport:
@@ -337,6 +353,9 @@ class AcpAdapter(Adapter):
         try:
             if not await self._wait(asking, turn):
                 return await self._give_up(agent, asking)
+            if asking.exception() is not None:
+                await agent.see_end()
+                self._count_crash()
             return self._report(agent, turn, asking)
         finally:
             agent.client.turn = None
@@ -367,6 +386,7 @@ class AcpAdapter(Adapter):
                 await agent.connection.cancel(session_id=agent.client.session)
                 await asyncio.wait([asking], timeout=CANCEL_TIMEOUT)
         if not asking.done():
+            self._ended = agent
             await agent.end()
         return HostReport(status="failed", reason="runtime.silent", session=agent.client.session)
 
@@ -395,6 +415,7 @@ class AcpAdapter(Adapter):
     async def _restart(self, action: str) -> None:
         """Start the program again, with its old session or with a new one."""
         async with self._starting:
+            self._count_crash()
             await self.close()
             try:
                 agent = await AgentProcess.start(self._settings)
@@ -405,6 +426,8 @@ class AcpAdapter(Adapter):
             try:
                 await _within(self._settings.ready_within, self._enter(agent, action), agent)
             except NotDelivered as error:
+                await agent.see_end()
+                self._count_crash()
                 await self.close()
                 raise NotDelivered(f"{action}.failed", f"{error} {agent.complaint}".strip()) from None
 

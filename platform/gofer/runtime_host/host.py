@@ -66,7 +66,8 @@ class RuntimeHost:
             name: _adapter(name, runtime, folder, self._clock) for name, runtime in settings.runtimes.items()
         }
         self._locks = {name: asyncio.Lock() for name in self._adapters}
-        self._alive: dict[str, bool] = {}
+        self._crashes = dict.fromkeys(self._adapters, 0)
+        """How many crashes Gofer has heard of."""
         self._told: dict[str, str] = {}
         self._known = False
         """Gofer has taken the token once."""
@@ -134,7 +135,7 @@ class RuntimeHost:
     async def _announce(self, name: str, *, leaving: bool = False) -> bool:
         adapter, runtime = self._adapters[name], self._settings.runtimes[name]
         seen = await self._look(name)
-        crashed = self._alive.get(name, False) and seen.crashed and not self._locks[name].locked()
+        crashed = adapter.crashes > self._crashes[name]
         said = {
             "agent": runtime.agent,
             "kind": adapter.kind,
@@ -153,7 +154,7 @@ class RuntimeHost:
         except Problem as problem:
             return self._note_problem(name, problem)
         self._known = True
-        self._alive[name] = seen.alive
+        self._crashes[name] += said["crashed"] is True
         every = told.get("heartbeat_every")
         self._every = min(max(every, 0.1), 300.0) if isinstance(every, int | float) else HEARTBEAT
         self._say(name, _described(name, seen))
@@ -287,7 +288,12 @@ class RuntimeHost:
             if lock.locked():
                 return HostReport(status="failed", reason="runtime.busy")
             async with lock:
-                return await adapter.carry_out(run)
+                try:
+                    return await adapter.carry_out(run)
+                finally:
+                    # Before the next hop is chosen: a program that fails again and again is not tried on and on.
+                    for _ in range(adapter.crashes - self._crashes[order.runtime]):
+                        await self._announce(order.runtime)
         except NotDelivered as error:
             if str(error) != error.reason:
                 self._tell_user(f"{order.runtime}: {order.action}: {error}")
@@ -383,5 +389,5 @@ def _in_words(problem: Problem) -> str:
 def _described(name: str, seen: RuntimeLook) -> str:
     if seen.alive and not seen.reason:
         return f"{name}: {seen.state}, {seen.program}"
-    more = seen.program or seen.detail
+    more = seen.detail or seen.program
     return f"{name}: {seen.state} ({seen.reason}{f', {more}' if more else ''})"

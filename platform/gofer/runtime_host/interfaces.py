@@ -91,8 +91,6 @@ class RuntimeLook:
     """It waits for somebody to say something."""
     detail: str = ""
     """The reason in words, for the host's user."""
-    crashed: bool = False
-    """It is not alive because it failed, and not because somebody ended it."""
 
     @property
     def state(self) -> Literal["live", "idle", "offline"]:
@@ -148,6 +146,8 @@ class Adapter(ABC):
     kind: str
     can_resume: bool
     can_spawn: bool
+    crashes: int = 0
+    """How often its program has failed since the host came, and was not ended by somebody."""
 
     @abstractmethod
     async def open(self) -> None:

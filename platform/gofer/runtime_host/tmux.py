@@ -9,16 +9,11 @@ import os
 import re
 import sys
 import tempfile
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
 
 from gofer.crash import crash_point
 from gofer.runtime_host.configuration import EDITORS, SHELLS, TmuxSettings
 from gofer.runtime_host.foreground import programs_in_front
 from gofer.runtime_host.interfaces import (
-    PROBE,
     Adapter,
     Clock,
     HostReport,
@@ -29,21 +24,11 @@ from gofer.runtime_host.interfaces import (
     letters,
     words_of,
 )
+from gofer.runtime_host.panes import MARK, STARTED, Pane, TmuxServer, TypingWatch, input_line, is_shown
 from gofer.sanitize import gist
 
-if TYPE_CHECKING:
-    from libtmux import Server
-
-T = TypeVar("T")
-
-MARK = "@gofer_runtime"
-"""The option of a pane that says which runtime it is: it stays when windows and sessions are renamed or moved."""
-STARTED = "@gofer_started"
-"""The option of a pane that the host itself has made."""
 SESSION = "gofer"
 """The session of tmux in which the host starts agents."""
-CALL_TIMEOUT = 10.0
-"""Seconds for one call of tmux."""
 SHOW_TIMEOUT = 3.0
 """Seconds for a pane to show what was pasted."""
 SETTLED = 1.0
@@ -54,25 +39,10 @@ LOOK_PAUSE = 0.1
 HISTORY = 300
 """Lines above the screen that are looked at."""
 
-_PASTED = re.compile(r"\[Pasted (?:text|Content|\d+)", re.I)
-"""What agents show instead of a long paste."""
-_SAFE = "#{s/[^A-Za-z0-9._-]/_/:%s}"
-"""A word in a line: programs choose their own names, and one with a line's end would be a pane that is none."""
-_PANES = "|".join(
-    (
-        *("#{pane_id}", _SAFE % MARK, _SAFE % STARTED, "#{pane_dead}", "#{?pane_in_mode,1,0}"),
-        *(
-            "#{pane_pid}",
-            "#{cursor_y}",
-            "#{cursor_x}",
-            "#{window_id}",
-            "#{pane_synchronized}",
-            "#{pane_dead_status}",
-            _SAFE % "pane_current_command",
-        ),
-    )
-)
-_CLIENTS = "#{client_activity}|#{pane_id}|#{window_id}"
+KNOWN_PROMPTS = {"claude": r"^❯$", "codex": r"^›$", "gemini": r"^ ?[>*]$", "opencode": r"^ *┃$"}
+"""How the line with the cursor looks while nothing is written in it, without hints and spaces at its end."""
+NO_WORDS = r"^[\W_]*$"
+"""The same for every other program: a draft has words, and so has a question with choices."""
 _START = """import json,os,sys
 path=sys.argv[1]
 given=json.load(open(path))
@@ -81,148 +51,6 @@ os.chdir(given["cwd"])
 term=os.environ.get("TERM","screen")
 os.execvpe(given["command"][0],given["command"],{**given["environment"],"TERM":term})"""
 """Runs in a new pane: what the program is given stands in a private file, not in a command line that others see."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pane:
-    """A pane as tmux describes it."""
-
-    id: str
-    mark: str
-    started: bool
-    dead: bool
-    in_mode: bool
-    pid: int
-    cursor: int
-    column: int
-    window: str
-    synchronized: bool
-    failed: bool
-    """Its program has ended, and not by its own will. Only a pane that stays when its program ends shows that."""
-    command: str
-
-    @classmethod
-    def of(cls, line: str) -> Pane:
-        """From a line of `list-panes`."""
-        words = line.split("|", 11)
-        id, mark, started, dead, in_mode, pid, cursor, column, window, synchronized, status, command = words
-        return cls(
-            id, mark, started == "1", dead == "1", in_mode == "1", int(pid or 0), int(cursor or 0), int(column or 0),
-            window, synchronized == "1", dead == "1" and status != "0", command,
-        )  # fmt: skip
-
-
-class TmuxServer:
-    """A tmux server, over libtmux. A call that hangs costs a thread and an error, never the host."""
-
-    def __init__(self, socket: str = "") -> None:
-        self._socket = socket
-
-    async def run(self, *words: str) -> list[str]:
-        """The lines that a command of tmux prints; raises NotDelivered when it fails."""
-        return await _in_thread(lambda: self._call(words))
-
-    def _call(self, words: tuple[str, ...]) -> list[str]:
-        from libtmux.exc import LibTmuxException
-
-        try:
-            done = self._server().cmd(*words)
-        except (LibTmuxException, OSError) as error:
-            raise NotDelivered("tmux.missing", f"tmux cannot be run ({type(error).__name__}).") from None
-        if done.returncode or done.stderr:
-            raise NotDelivered("runtime.gone", " ".join(done.stderr)[:300])
-        return list(done.stdout)
-
-    def _server(self) -> Server:
-        from libtmux import Server
-
-        return Server(socket_path=self._socket) if self._socket else Server()
-
-    async def panes(self) -> list[Pane]:
-        """Every pane; none when no server runs."""
-        try:
-            return [Pane.of(line) for line in await self.run("list-panes", "-a", "-F", _PANES)]
-        except NotDelivered as error:
-            if error.reason == "runtime.gone":
-                return []
-            raise
-
-    async def screen(self, pane: str, history: int = 0) -> list[str]:
-        """The lines of a pane, with so many above them."""
-        more = ["-J", "-S", f"-{history}"] if history else []
-        return await self.run("capture-pane", "-p", *more, "-t", pane)
-
-    async def last_key(self, pane: Pane) -> int | None:
-        """When somebody last pressed a key that went to the pane, as tmux tells it; None when nobody is there."""
-        found = []
-        for line in await self.run("list-clients", "-F", _CLIENTS):
-            moment, at, window = line.split("|")
-            if at == pane.id or (pane.synchronized and window == pane.window):
-                found.append(int(moment or 0))
-        return max(found, default=None)
-
-    async def paste(self, pane: str, text: str) -> None:
-        """Paste a text literally, in brackets if the program asked for them. It goes through a private file: an
-        argument of tmux that ends with a semicolon would end the command."""
-        name = f"gofer-{os.getpid()}-{pane.lstrip('%')}"
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="gofer-paste-") as file:
-            file.write(text)
-            file.flush()
-            await self.run("load-buffer", "-b", name, file.name)
-        await self.run("paste-buffer", "-p", "-d", "-b", name, "-t", pane)
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Run something in a thread that the process does not wait for when it ends."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def tell(value: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(value)  # type: ignore[arg-type] # there is one where there is no error
-
-    def run() -> None:
-        value, problem = None, None
-        try:
-            value = work()
-        except BaseException as error:  # noqa: BLE001 # it is raised where it is waited for
-            problem = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(tell, value, problem)
-
-    threading.Thread(target=run, daemon=True, name="tmux").start()
-    try:
-        async with asyncio.timeout(CALL_TIMEOUT):
-            return await future
-    except TimeoutError:
-        raise NotDelivered("tmux.hung", "tmux did not answer.") from None
-
-
-class TypingWatch:
-    """How long a pane has been quiet. The wall clock may jump, so what it says is held against what was seen."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._stamp: int | None = None
-        self._looked = self._changed = float("-inf")
-        self._before = float("-inf")
-        """When it was last looked before the stamp changed."""
-
-    def quiet_for(self, stamp: int | None) -> float:
-        """Seconds since somebody last typed, by tmux's stamp of that moment."""
-        now = self._clock.monotonic()
-        if stamp != self._stamp:
-            self._before, self._changed = self._looked, now
-            self._stamp = stamp
-        self._looked = now
-        if stamp is None:
-            return float("inf")
-        at_least, at_most = now - self._changed, now - self._before
-        return min(max(self._clock.now() - stamp, at_least, 0.0), at_most)
 
 
 class TmuxAdapter(Adapter):
@@ -238,13 +66,15 @@ class TmuxAdapter(Adapter):
         self._typing = TypingWatch(self._clock)
         self.can_resume = bool(settings.resume)
         self.can_spawn = bool(settings.spawn)
+        known = (KNOWN_PROMPTS[name] for name in settings.program if name in KNOWN_PROMPTS)
+        self._prompt = settings.prompt or next(known, "")
+        self._failed: set[str] = set()
 
     async def open(self) -> None:
-        """Find the pane; without tmux there is none yet."""
-        try:
+        """Find the pane; without tmux there is none yet. What failed before the host came is not counted."""
+        with contextlib.suppress(NotDelivered):
             await self._find()
-        except NotDelivered:
-            return
+        self.crashes = 0
 
     async def close(self) -> None:
         """The panes stay."""
@@ -293,7 +123,7 @@ class TmuxAdapter(Adapter):
 
     async def _find(self) -> Pane | None:
         """The pane with our mark. One that the file names is marked when it is seen with the agent in it."""
-        panes = await self._server.panes()
+        panes = await self._panes()
         marked = [pane for pane in panes if pane.mark == self._name and not pane.dead]
         if marked:
             return next((pane for pane in marked if pane.started), marked[0])
@@ -302,6 +132,14 @@ class TmuxAdapter(Adapter):
             return None
         await self._server.run("set-option", "-p", "-t", pane.id, MARK, self._name)
         return pane
+
+    async def _panes(self) -> list[Pane]:
+        """Every pane; those in which our program has failed are counted, each once. A pane that is closed has not."""
+        panes = await self._server.panes()
+        failed = {pane.id for pane in panes if pane.mark == self._name and pane.failed}
+        self.crashes += len(failed - self._failed)
+        self._failed |= failed
+        return panes
 
     async def _named(self, panes: list[Pane]) -> Pane | None:
         target = self._settings.pane
@@ -314,14 +152,13 @@ class TmuxAdapter(Adapter):
         return next((pane for pane in panes if found == [pane.id]), None)
 
     async def _nobody(self) -> RuntimeLook:
-        """Why there is no pane. A program that the host started may have failed; a pane that is closed has not."""
+        """Why there is no pane."""
         panes = await self._server.panes()
-        crashed = any(pane.mark == self._name and pane.failed for pane in panes)
         where = f"no pane {self._settings.pane} with {' or '.join(self._settings.program)} in front"
         if not panes:
             where = f"no tmux server{f' at {self._settings.socket}' if self._settings.socket else ''}"
         detail = where if self._settings.pane or not panes else ""
-        return RuntimeLook(alive=False, reason="runtime.gone", detail=detail, crashed=crashed)
+        return RuntimeLook(alive=False, reason="runtime.gone", detail=detail)
 
     def _is_ours(self, pane: Pane) -> bool:
         return not programs_in_front(pane.pid, pane.command).isdisjoint(self._settings.program)
@@ -340,14 +177,21 @@ class TmuxAdapter(Adapter):
             )
         if editor := next(iter(names & EDITORS), ""):
             return RuntimeLook(alive=True, reason="pane.other_program", program=editor, session=pane.id)
-        if self._settings.prompt and not await self._at_prompt(pane):
-            return RuntimeLook(alive=True, reason="runtime.busy", program=seen, session=pane.id)
-        return RuntimeLook(alive=True, program=seen, session=pane.id, idle=bool(self._settings.prompt))
+        if not await self._at_prompt(pane):
+            detail = (
+                "" if self._prompt else "something stands in its input; if that is its prompt, set prompt"
+            )
+            return RuntimeLook(
+                alive=True, reason="runtime.busy", program=seen, session=pane.id, detail=detail
+            )
+        return RuntimeLook(alive=True, program=seen, session=pane.id, idle=bool(self._prompt))
 
     async def _at_prompt(self, pane: Pane) -> bool:
-        lines = await self._server.screen(pane.id)
-        line = lines[pane.cursor] if pane.cursor < len(lines) else ""
-        return re.search(self._settings.prompt, line.rstrip()) is not None
+        """Whether nothing is written in the agent's input: a draft of the user's would be sent with our text, and Enter
+        would answer a question."""
+        styled = await self._server.cursor_line(pane)
+        shown = (input_line(styled, column).rstrip() for column in (pane.column, sys.maxsize))
+        return any(re.search(self._prompt or NO_WORDS, line) for line in shown)
 
     async def _fit_pane(self) -> Pane:
         """The pane, if something can be typed into it now."""
@@ -356,7 +200,7 @@ class TmuxAdapter(Adapter):
             raise NotDelivered("runtime.gone")
         seen = await self._inspect(pane)
         if seen.reason:
-            raise NotDelivered(seen.reason, seen.program)
+            raise NotDelivered(seen.reason, seen.detail or seen.program)
         return pane
 
     async def _ready_pane(self, run: OrderRun) -> Pane:
@@ -405,6 +249,8 @@ class TmuxAdapter(Adapter):
         crash_point("host.pasted")
         if why := await self._changed(pane):
             return why
+        if not shown and not self._prompt:
+            return "pane.unconfirmed"  # Enter could answer a question that the program asks
         await self._server.run("send-keys", "-t", pane.id, "Enter")
         if shown or await self._shows(pane.id, before, words):
             return ""
@@ -448,6 +294,7 @@ class TmuxAdapter(Adapter):
                 await self._server.run("kill-pane", "-t", made)
             if error.reason != "runtime.gone":
                 raise
+            self.crashes += 1
             raise NotDelivered(failure, f"The program ended at once. {error}") from None
         await self._take_over(made)
         return await self._tell(await self._pane(made), words)
@@ -474,7 +321,7 @@ class TmuxAdapter(Adapter):
 
     async def _take_over(self, made: str) -> None:
         """Let a pane that the host has made be the runtime from now on."""
-        old = [pane for pane in await self._server.panes() if pane.mark == self._name]
+        old = [pane for pane in await self._panes() if pane.mark == self._name]
         for name, value in ((MARK, self._name), (STARTED, "1")):
             await self._server.run("set-option", "-p", "-t", made, name, value)
         for pane in old:
@@ -510,17 +357,8 @@ class TmuxAdapter(Adapter):
             if now != screen:
                 screen, still = now, loop.time()
             seen = await self._inspect(pane)
-            settled = self._settings.prompt or (any(now) and loop.time() - still >= SETTLED)
+            settled = self._prompt or (any(now) and loop.time() - still >= SETTLED)
             if not seen.reason and settled:
                 return
             await asyncio.sleep(LOOK_PAUSE)
         raise NotDelivered(failure, "The program did not get ready in time.")
-
-
-def is_shown(before: list[str], after: list[str], words: str) -> bool:
-    """Whether a pane shows a text that it did not show before, however it is wrapped and framed."""
-    old, new, text = (letters("".join(lines)) for lines in (before, after, [words]))
-    probes = {text[:PROBE], text[-PROBE:]} - {""}
-    if any(new.count(probe) > old.count(probe) for probe in probes):
-        return True
-    return len(_PASTED.findall("\n".join(after))) > len(_PASTED.findall("\n".join(before)))

@@ -118,12 +118,14 @@ async def test_an_agent_that_hangs_is_cancelled_and_one_that_does_not_hear_that_
         "runtime.silent",
     )
     assert (await adapter.look()).state == "offline"
+    assert adapter.crashes == 0
 
 
 async def test_an_agent_that_dies_is_resumed_in_its_session_or_started_anew(scene: Scene) -> None:
     adapter = await scene.open()
     assert (await carry_out(adapter, "prompt", text="die")).outcome == ("failed", "runtime.crashed")
-    await eventually(lambda: _is_offline(adapter), within=10)
+    assert adapter.crashes == 1, "known with the end of the turn"
+    assert await _is_offline(adapter)
     assert (await carry_out(adapter, "prompt")).outcome == ("failed", "runtime.gone")
     assert adapter.can_resume
     resumed = await carry_out(adapter, "resume", text="say here again")
@@ -133,6 +135,19 @@ async def test_an_agent_that_dies_is_resumed_in_its_session_or_started_anew(scen
     assert spawned.result is not None
     assert (spawned.result.text, spawned.result.session) == ("hello", "session-2")
     assert ["prompt", "Gofer: /They talked about cats.\n\nsay hello"] in scene.log
+    assert adapter.crashes == 1, "what the host ends has not crashed"
+    os.kill((await _process(adapter)).pid, signal.SIGKILL)
+    await eventually(lambda: _is_offline(adapter), within=10)
+    assert adapter.crashes == 2
+
+
+async def test_a_program_that_ends_while_it_starts_has_crashed(scene: Scene) -> None:
+    adapter = scene.adapter(command=[sys.executable, "-c", "import sys; sys.exit('no key')"])
+    for number in (1, 2):
+        carried = await carry_out(adapter, "spawn")
+        assert carried.outcome == ("failed", "spawn.failed")
+        assert "no key" in carried.complaint
+        assert adapter.crashes == number
 
 
 async def _is_offline(adapter: AcpAdapter) -> bool:

@@ -36,6 +36,8 @@ class StandInApi(CallerApi):
         self.orders: list[Any] = []
         self.announced: list[Mapping[str, Any]] = []
         self.reports: list[tuple[str, str, str]] = []
+        self.crashes_known: list[int] = []
+        """How many crashes were announced when each report came."""
         self.away = 0
         """How many calls meet no server."""
         self.refused = 0
@@ -63,6 +65,7 @@ class StandInApi(CallerApi):
                 await asyncio.sleep(0.02)
             return {"orders": found}
         assert set(request.body) == REPORTED
+        self.crashes_known.append(sum(each["crashed"] for each in self.announced))
         self.reports.append((request.path.rpartition("/")[2], request.body["status"], request.body["reason"]))
         return {"ignored": False}
 
@@ -189,7 +192,7 @@ async def test_a_host_that_is_stopped_gives_back_what_it_has_not_begun(
     tmp_path: Path, desk: Terminals
 ) -> None:
     pane = desk.agent("waiting")
-    os.write(desk.person(pane), b"x")
+    os.write(desk.person(pane), b"x\x15")
     api = StandInApi()
     async with running(api, tmp_path, settings(tmp_path, desk.socket, "waiting")):
         api.orders = [order("10-1", "waiting", quiet={"quiet": 3000, "at_most": 3000}, lease=0.4)]
@@ -204,7 +207,7 @@ async def test_a_host_that_is_stopped_gives_back_what_it_has_not_begun(
 async def test_an_order_that_is_forced_while_somebody_types_is_delivered(
     tmp_path: Path, desk: Terminals
 ) -> None:
-    os.write(desk.person(desk.agent("urgent")), b"x")
+    os.write(desk.person(desk.agent("urgent")), b"x\x15")
     api, quiet = StandInApi(), {"quiet": 3000, "look_every": 0.05, "at_most": 3000}
     async with running(api, tmp_path, settings(tmp_path, desk.socket, "urgent")):
         api.orders = [order("11-1", "urgent", quiet=quiet)]
@@ -246,6 +249,20 @@ async def test_a_program_that_fails_has_crashed_once_and_a_pane_that_is_closed_h
         await becomes("offline")
         await started(4)  # what is left of it is cleared away
     assert sum(each["crashed"] for each in api.announced) == 1
+
+
+async def test_every_crash_is_told_before_what_became_of_its_order(tmp_path: Path) -> None:
+    """The platform chooses the next hop by how often the program has failed."""
+    api = StandInApi()
+    command = [sys.executable, str(AGENT.with_name("acp_agent.py")), str(tmp_path)]
+    runtime = {"agent": "coder", "kind": "acp", "command": command}
+    given = HostSettings.model_validate({"host": "laptop", "runtimes": {"coder": runtime}})
+    async with running(api, tmp_path, given):
+        for number, action in enumerate(("prompt", "resume", "spawn"), 1):
+            api.orders = [order(f"14-{number}", action=action, text="die")]
+            await eventually(lambda: len(api.reports) == number, within=30)  # noqa: B023 # it is awaited here
+    assert {status for _, status, _ in api.reports} == {"failed"}
+    assert api.crashes_known == [1, 2, 3]
 
 
 @needs_tmux

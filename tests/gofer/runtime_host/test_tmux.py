@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from gofer.runtime_host.configuration import TmuxSettings
 from gofer.runtime_host.interfaces import MAX_TEXT, prepared
-from gofer.runtime_host.tmux import TmuxAdapter, TypingWatch, is_shown
+from gofer.runtime_host.panes import Pane, TypingWatch, is_shown
+from gofer.runtime_host.tmux import TmuxAdapter
 from support.patience import eventually, until
 from support.terminals import AGENT, Terminals, needs_tmux, terminals
 
@@ -104,7 +105,9 @@ async def test_a_pane_is_found_again_whatever_it_is_called_and_wherever_it_moves
     desk.run("rename-window", "-t", pane, "second-name")
     desk.run("break-pane", "-d", "-s", pane, "-t", "desk:90")
     assert (await carry_out(found)).outcome == ("delivered", "")
-    assert (await carry_out(adapter(desk, "movable", "desk:first-name"))).outcome == ("delivered", "")
+    again = adapter(desk, "movable", "desk:first-name")
+    await eventually(lambda: _reason(again, ""), within=10)
+    assert (await carry_out(again)).outcome == ("delivered", "")
 
 
 async def test_a_pane_that_is_gone_or_was_never_there_gets_nothing(desk: Terminals) -> None:
@@ -202,6 +205,84 @@ async def test_an_agent_at_work_is_busy_and_one_at_its_prompt_idle(desk: Termina
     assert (await carry_out(found)).outcome == ("failed", "runtime.busy")
 
 
+async def test_a_draft_of_the_users_is_not_sent_with_what_people_ask(desk: Terminals) -> None:
+    pane = desk.agent("drafted")
+    found = adapter(desk, "drafted", "desk:drafted")
+    desk.run("send-keys", "-t", pane, "-l", "rm -rf my")
+    desk.wait_for(pane, "> rm -rf my")
+    for force in (False, True):
+        carried = await carry_out(found, force=force)
+        assert carried.outcome == ("failed", "runtime.busy")
+        assert (carried.begun, "set prompt" in carried.complaint) == (0, True)
+    assert desk.told("drafted") == []
+    desk.run("send-keys", "-t", pane, "C-u")
+    await eventually(lambda: _reason(found, ""), within=10)
+    assert (await carry_out(found)).outcome == ("delivered", "")
+    await eventually(lambda: desk.told("drafted"))
+    assert desk.told("drafted")[0]["keys"] == ""
+
+
+CURSOR_LINES = [
+    ("claude", "❯\xa0\x1b[7m ", 2, True),
+    ("claude", '❯\xa0\x1b[2mTry "fix lint errors"', 2, True),
+    ("claude", "❯\xa0my draft\x1b[7m ", 10, False),
+    ("claude", "❯\xa0\x1b[7mm\x1b[0my draft", 2, False),
+    ("claude", "  ", 2, False),
+    ("claude", " \x1b[38;5;153m❯\x1b[39m \x1b[38;5;153mYes,\x1b[39m \x1b[38;5;153mI trust", 1, False),
+    ("codex", "\x1b[1m›\x1b[0m\x1b[39m\x1b[49m \x1b[2mAsk Codex to do anything", 2, True),
+    ("codex", "\x1b[1m›\x1b[0m\x1b[39m\x1b[49m my draft", 10, False),
+    ("codex", "\x1b[1m›\x1b[0m\x1b[39m\x1b[49m my draft", 2, False),
+    ("codex", "", 1, False),
+    (
+        "gemini",
+        " \x1b[38;5;183m> \x1b[7m\x1b[39m \x1b[0m\x1b[38;5;248m\x1b[48;5;240m Type here\x1b[39m",
+        3,
+        True,
+    ),
+    ("gemini", " \x1b[38;5;183m> \x1b[7m\x1b[38;5;231mm\x1b[0m\x1b[38;5;231my draft", 3, False),
+    (
+        "opencode",
+        "  \x1b[38;5;75m┃\x1b[38;5;15m\x1b[48;5;234m  \x1b[38;5;8mAsk anything…\x1b[38;5;15m  ",
+        5,
+        True,
+    ),
+    ("opencode", "  \x1b[38;2;90;160;255m┃  \x1b[38;2;128;128;128mAsk anything…", 5, True),
+    ("opencode", "  \x1b[38;5;75m┃\x1b[38;5;15m  my draft", 13, False),
+    ("another", "│ 日本 > \x1b[90mwhat now?", 9, False),
+    ("another", "│ > \x1b[90mwhat now?\x1b[39m │", 4, True),
+    ("another", "│ > \x1b]8;;http://x\x1b\\\x1b[2mwhat now?\x1b]8;;\x1b\\", 4, True),
+    ("another", "1. Yes", 0, False),
+]
+"""As tmux shows the line with the cursor of Claude Code 2.1, Codex 0.169, Gemini CLI 0.61 and opencode 1.18."""
+
+
+@pytest.mark.parametrize(("program", "line", "column", "free"), CURSOR_LINES)
+async def test_the_input_of_an_agent_is_empty_but_for_a_hint(
+    desk: Terminals, program: str, line: str, column: int, free: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cursor_line(self: object, pane: object) -> str:
+        return line
+
+    monkeypatch.setattr("gofer.runtime_host.panes.TmuxServer.cursor_line", cursor_line)
+    pane = Pane("%1", "", False, False, False, 1, 0, column, "@1", False, False, program)
+    assert await adapter(desk, "seen", program=program)._at_prompt(pane) is free
+
+
+async def test_no_enter_answers_what_a_program_asks_instead_of_taking_the_text(
+    desk: Terminals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gofer.runtime_host.tmux.SHOW_TIMEOUT", 0.5)
+    asks = (
+        "import os, sys, tty; tty.setcbreak(0); print('Delete all?', flush=True)\n"
+        "while os.read(0, 1) != b'\\r': pass\nprint('gone', flush=True)\nos.read(0, 1)"
+    )
+    pane = desk.window("asking", sys.executable, "-c", asks)
+    desk.wait_for(pane, "Delete all?")
+    found = adapter(desk, "asking", "desk:asking", program=os.path.basename(sys.executable))
+    assert (await carry_out(found)).outcome == ("unknown", "pane.unconfirmed")
+    assert "gone" not in desk.screen(pane)
+
+
 async def test_an_agent_that_shows_nothing_leaves_it_unknown_whether_it_got_the_text(
     desk: Terminals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +299,7 @@ async def test_a_tmux_that_hangs_costs_an_error_and_not_the_host(
     desk.agent("frozen")
     found = adapter(desk, "frozen", "desk:frozen")
     await found.open()
-    monkeypatch.setattr("gofer.runtime_host.tmux.CALL_TIMEOUT", 0.3)
+    monkeypatch.setattr("gofer.runtime_host.panes.CALL_TIMEOUT", 0.3)
     server = int(desk.run("display-message", "-p", "#{pid}"))
     os.kill(server, signal.SIGSTOP)
     try:
@@ -235,7 +316,7 @@ async def test_a_tmux_that_hangs_costs_an_error_and_not_the_host(
 async def test_a_person_who_types_is_waited_for_and_then_told(desk: Terminals) -> None:
     pane = desk.agent("typed")
     keyboard = desk.person(pane)
-    os.write(keyboard, b"a dr")
+    os.write(keyboard, b"a draft\x15")
     until(lambda: _fresh(desk))
     clock = TestClock(wall=time.time())
     found = TmuxAdapter("typed", settings(desk, "desk:typed"), clock)
@@ -262,7 +343,7 @@ async def test_who_types_on_and_on_is_waited_for_sixty_seconds(
     async def always_now(self: object, pane: object) -> int:
         return int(clock.now())
 
-    monkeypatch.setattr("gofer.runtime_host.tmux.TmuxServer.last_key", always_now)
+    monkeypatch.setattr("gofer.runtime_host.panes.TmuxServer.last_key", always_now)
     found = TmuxAdapter(f"busy-{then}", settings(desk, f"desk:busy-{then}"), clock)
     carried = await carry_out(found, quiet={"then": then})
     assert carried.outcome == outcome

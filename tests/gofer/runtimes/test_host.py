@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -276,17 +277,8 @@ def test_two_members_have_a_runtime_each(house: House, desk: Terminals) -> None:
 def test_an_agent_that_speaks_acp_answers_and_asks_people_for_permission(
     house: House, tmp_path: Path
 ) -> None:
-    scene = furnish(house, "coder", kind="acp")
-    station = Station(scene, tmp_path)
-    command = [sys.executable, str(AGENT.with_name("acp_agent.py")), str(tmp_path)]
-    path = tmp_path / "runtimes.toml"
-    path.write_text(
-        ACP_FILE.format(url=house.url, state=tmp_path / "state", runtime=scene.runtime, command=command)
-    )
-    path.chmod(0o600)
-    station.start()
-    try:
-        station.wait_for("idle")
+    with acp_station(house, tmp_path) as station:
+        scene = station.scene
         conversation, trigger = scene.say("permit cake")
         asked = scene.until(lambda: _open_question(scene, conversation))
         assert "The agent asks for permission" in asked["question"]
@@ -307,6 +299,33 @@ def test_an_agent_that_speaks_acp_answers_and_asks_people_for_permission(
         (prompt, *_) = [what for kind, what in _log(tmp_path) if kind == "prompt"]
         assert prompt.endswith("There is no second one."), "it is not told of tools that it does not have"
         assert "MCP" not in prompt
+
+
+def test_a_program_that_crashes_three_times_gets_no_new_session(house: House, tmp_path: Path) -> None:
+    with acp_station(house, tmp_path) as station:
+        _, trigger = station.scene.say("die")
+        station.scene.ended(trigger, "dead")
+        hops = station.scene.hops(trigger)
+        assert [action for action, _, _ in hops] == ["live", "resume", "resume", "dead_letter"]
+        assert hops[-1][2] == "runtime.crash_loop"
+        assert station.scene.owner.get(f"/runtimes/{station.name}").json()["crashes"] == 3
+
+
+@contextlib.contextmanager
+def acp_station(house: House, folder: Path) -> Iterator[Station]:
+    """A host with an agent that speaks ACP and waits."""
+    scene = furnish(house, "coder", kind="acp")
+    station = Station(scene, folder)
+    command = [sys.executable, str(AGENT.with_name("acp_agent.py")), str(folder)]
+    path = folder / "runtimes.toml"
+    path.write_text(
+        ACP_FILE.format(url=house.url, state=folder / "state", runtime=scene.runtime, command=command)
+    )
+    path.chmod(0o600)
+    station.start()
+    try:
+        station.wait_for("idle")
+        yield station
     finally:
         station.close()
         scene.owner.delete(f"/runtimes/{scene.runtime}")
