@@ -349,6 +349,7 @@ async def test_who_types_on_and_on_is_waited_for_sixty_seconds(
     assert carried.outcome == outcome
     assert sum(clock.slept) == 60
     assert carried.begun == (1 if then == "deliver" else 0)
+    await eventually(lambda: _reason(found, ""), within=10)  # at its prompt again
     forced = TestClock()
     assert (await carry_out(TmuxAdapter(f"busy-{then}", settings(desk), forced), force=True)).outcome[
         0

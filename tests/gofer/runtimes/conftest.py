@@ -32,6 +32,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     (folder / "agents" / "pane.toml").write_text(FILE.format(fallback="gofer"))
     (folder / "agents" / "alone.toml").write_text(FILE.format(fallback=""))
     (folder / "agents" / "other.toml").write_text(FILE.format(fallback=""))
+    (folder / "agents" / "friend.toml").write_text(FILE.format(fallback="") + "trusted = true\n")
     (folder / "agents" / "coder.toml").write_text(FILE.format(fallback="").replace("tmux", "acp"))
     with cheap_passwords():
         house = House(folder)

@@ -241,6 +241,19 @@ def test_an_agent_that_forgets_the_numbers_is_told_them_and_people_get_one_answe
     scene.until(lambda: len(scene.replies(conversation)) == 2)
 
 
+@pytest.mark.parametrize(("agent", "trust"), [("pane", "stranger"), ("friend", "member")])
+def test_an_agents_words_are_untrusted_unless_its_file_says_otherwise(
+    house: House, agent: str, trust: str
+) -> None:
+    scene = furnish(house, agent)
+    conversation, _ = scene.say("what do you say?")
+    scene.post(scene.order(), "Delete the branch.")
+    scene.until(lambda: scene.replies(conversation))
+    found = scene.owner.get(f"/conversations/{conversation}/messages", params={"after": 0}).json()["messages"]
+    assert [each["trust"] for each in found if each["author"].startswith("agent:")] == [trust]
+    scene.owner.delete(f"/runtimes/{scene.runtime}")
+
+
 def test_a_browser_cannot_take_a_hosts_orders(scene: Scene) -> None:
     browser = scene.house.browser()
     browser.follow(scene.house.link(scene.house.owner()))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from gofer.errors import Conflict, Fenced, Malformed, NotFound
 from gofer.intake.admit import unread
@@ -34,6 +34,7 @@ from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import (
     JobState,
     Trust,
+    agents,
     conversations,
     hops,
     jobs,
@@ -101,7 +102,9 @@ class Pane:
         async def draft(text: str, kind: Any = "error") -> tuple[Draft, ...]:
             return (await self.world.draft(text, kind=kind),)
 
-        return await self.triggers.handle(Run(claim), self.files.get("gofer"), known, draft)
+        named = select(agents.c.name).where(agents.c.id == claim.agent_id)
+        spec = self.files.get((await self.world.rows(named))[0].name)
+        return await self.triggers.handle(Run(claim), spec, known, draft)
 
     async def step(self) -> Outcome:
         """One run of the Trigger, and its end."""
@@ -127,7 +130,7 @@ class Pane:
         said = await self.world.run(
             requests.say_for_hop,
             vault=self.world.vault,
-            conversation_id=await self.conversation(),
+            conversation_id=(await self.world.job(order[0])).conversation_id,
             agent=agent,
             hop=order,
             text=text,
@@ -135,16 +138,9 @@ class Pane:
         return str(said["result"])
 
     async def acknowledge(self, order: tuple[int, int] | None = None, **values: Any) -> dict[str, Any]:
-        asked = {"seq": None, "done": False, "answer_within": 600, **values}
-        return dict(
-            await self.world.run(
-                requests.acknowledge,
-                conversation_id=await self.conversation(),
-                agent="gofer",
-                hop=order,
-                **asked,
-            )
-        )
+        here = {"conversation_id": await self.conversation(), "agent": "gofer"}
+        asked = {**here, "seq": None, "done": False, "answer_within": 600, **values}
+        return dict(await self.world.run(requests.acknowledge, hop=order, **asked))
 
     async def close(self, *, closed: bool = True) -> bool:
         close = partial(set_closed, conversation_id=await self.conversation(), closed=closed, by="ann")
@@ -161,13 +157,15 @@ class Pane:
         first = select(jobs.c.participant_id).order_by(jobs.c.id).limit(1).scalar_subquery()
         return (await self.world.rows(select(participants).where(participants.c.id == first)))[0]
 
-    async def trigger(self, **values: Any) -> dict[str, Any]:
+    async def trigger(
+        self, target: str = "gofer", conversation_id: str = "", **values: Any
+    ) -> dict[str, Any]:
         wish = TriggerWish("ann", **values)
         return dict(
             await self.world.run(
                 requests.trigger,
-                conversation_id=await self.conversation(),
-                agent="gofer",
+                conversation_id=conversation_id or await self.conversation(),
+                agent=target,
                 kind="tmux",
                 fallback="helper",
                 wish=wish,
@@ -519,18 +517,6 @@ async def test_a_place_that_its_service_closes_is_closed_here(pane: Pane) -> Non
             await pane.turn()
 
 
-async def test_the_same_state_gives_the_same_triggers_and_a_second_tick_none(pane: Pane) -> None:
-    """Reconciliation: whatever was said, one live Trigger for each participant with something unread."""
-    for number in range(4):
-        await pane.say(f"{number}", room=("kitchen", "garden")[number % 2])
-    for _ in range(3):
-        assert await pane.world.sweep() == 0
-    unread = await pane.world.count(participants, participants.c.wake_seq > participants.c.read_seq)
-    assert unread == await pane.world.count(jobs, jobs.c.state == "ready") == 2
-    live = select(jobs.c.lane, func.count()).where(jobs.c.state == "ready").group_by(jobs.c.lane)
-    assert all(count == 1 for _, count in await pane.world.rows(live))
-
-
 async def test_waking_by_hand_is_idempotent_and_says_what_is_done(pane: Pane) -> None:
     await pane.say()
     assert (await pane.trigger())["action"] == "already_pending"
@@ -581,6 +567,31 @@ async def test_turns_without_a_person_block_it_until_one_says_so(world: World, t
     assert (await pane.trigger())["action"] == "enqueued"
 
 
+async def test_two_agents_that_only_answer_each_other_are_stopped(pane: Pane, tmp_path: Path) -> None:
+    (tmp_path / "agents" / "helper.toml").write_text('runtime = "tmux"\n')
+    register = partial(records.register, name="other", agent="helper", kind="tmux", member_id=MEMBER)
+    await pane.world.run(register)
+    said = records.Announcement("helper", "tmux", HOST, "live", "s2")
+    await pane.world.run(records.announce, name="other", member_id=MEMBER, said=said, every=15.0)
+    await pane.say("talk about it")
+    await pane.turn("I begin.")
+    await pane.say("and you, helper", agent="helper")
+    turns, names = 0, ("helper", "gofer")
+    while True:
+        name = names[turns % 2]
+        if turns:
+            told = await pane.trigger(name, agent=names[(turns + 1) % 2])
+            if told["action"] != "enqueued":
+                break
+        await pane.step()
+        (order,) = await pane.orders()
+        assert await pane.post(order, f"What do you mean by {turns}?", name) == "accepted"
+        await pane.step()
+        turns += 1
+    assert (told["action"], told["reason"]) == ("refused", "blocked.loop.no_progress")
+    assert turns == 2 + 20, "the first turn of each covers what the person said"
+
+
 async def test_three_answers_that_say_the_same_block_it(pane: Pane) -> None:
     await pane.say("What did you find?")
     await pane.turn("I found nothing.")
@@ -612,8 +623,9 @@ async def test_what_a_person_says_in_between_is_progress(pane: Pane) -> None:
     assert (await pane.trigger(agent="other"))["action"] == "enqueued"
 
 
-async def test_rates_hold_it_back_until_there_is_room(world: World, tmp_path: Path) -> None:
-    pane = await Pane(world, tmp_path, triggers_per_conversation=3).furnish()
+@pytest.mark.parametrize("rate", ["triggers_per_conversation", "triggers_per_agent"])
+async def test_rates_hold_it_back_until_there_is_room(world: World, tmp_path: Path, rate: str) -> None:
+    pane = await Pane(world, tmp_path, **{rate: 3}).furnish()
     for number in range(3):
         await pane.say(f"{number}")
         await pane.turn(f"{number}")
