@@ -195,9 +195,10 @@ class Session:
             raise
         if self._closed:
             raise SandboxClosed("the sandbox was closed or detached while the command ran")
-        captures, full = self.shell.captures, None
+        captures, full, kept = self.shell.captures, None, 0
         for capture in captures:
             full = capture.close() or full
+            kept += capture.kept
         if outcome.lost:
             await self._make_again(outcome)
         else:
@@ -223,7 +224,7 @@ class Session:
             state_lost=outcome.state_lost,
             background=tuple(process.command for process in self.background),
             background_lost=tuple(news.background_lost),
-            kept=sum([capture.kept for capture in captures]),
+            kept=kept,
             dropped=sum([capture.dropped for capture in captures]) if full else 0,
             full_output=full,
             notes=(*outcome.notes, *news.notes),

@@ -13,7 +13,7 @@ from gofer_sandbox.output import write_at
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
 from gofer_sandbox.shell.frames import Decoder
-from gofer_sandbox.shell.outputs import SAFELY, Outputs, Ownership, Stream
+from gofer_sandbox.shell.outputs import SAFELY, Outputs, Ownership, Stream, waiting
 from gofer_sandbox.shell.scripts import Channel
 
 
@@ -43,6 +43,8 @@ _CHUNK = 2048
 """Whoever is inside can write any number of frames: few are read at a time, for all other sessions wait meanwhile."""
 _MOMENT = 0.0002
 """Seconds: the loop may be kept so long by a command."""
+_SELECTABLE = 1024
+"""Descriptors from here on cannot be waited for by `select`, which alone knows times so short."""
 
 
 class ControlWire(Outputs, ABC):
@@ -124,9 +126,8 @@ class ControlWire(Outputs, ABC):
     def hear_at_once(self) -> None:
         """Deliver what comes within a moment: what the shell does by itself is over before the loop would have come
         round."""
-        with contextlib.suppress(ValueError):  # the kernel knows more descriptors than this call
-            if select.select((self._source,), (), (), _MOMENT)[0]:
-                self._on_readable()
+        if self._source < _SELECTABLE and select.select((self._source,), (), (), _MOMENT)[0]:
+            self._on_readable()
 
     def _on_output(self, index: int, stream: Stream) -> None:
         """The state before a command is safe before anything of it is heard."""
@@ -171,14 +172,6 @@ class ControlWire(Outputs, ABC):
         super().rest()
         while self._files:
             os.close(self._files.popitem()[1][0])
-
-
-def waiting(descriptor: int, queue: str) -> bool:
-    """Whether anything is in one of the queues that the kernel counts for a descriptor."""
-    import fcntl  # neither is there on every system that may import this
-    import termios
-
-    return any(fcntl.ioctl(descriptor, getattr(termios, queue), bytes(4)))
 
 
 class FifoWire(ControlWire):

@@ -142,6 +142,14 @@ def _kept(slot: int) -> bool:
     return slot <= scripts.SLOTS
 
 
+def waiting(descriptor: int, queue: str) -> bool:
+    """Whether anything is in one of the queues that the kernel counts for a descriptor."""
+    import fcntl  # neither is there on every system that may import this
+    import termios
+
+    return any(fcntl.ioctl(descriptor, getattr(termios, queue), bytes(4)))
+
+
 class Outputs:
     """The outputs of one session."""
 
@@ -254,8 +262,8 @@ class Outputs:
 
     def _on_output(self, index: int, stream: Stream) -> None:
         if stream not in self._streams:
-            if stream not in self._background:  # somebody found its name, or runs on: it waits
-                self._ignore(stream)
+            if stream is self._spare or stream in self._ended:
+                self._ignore(stream)  # somebody found its name, or runs on: it waits
             return
         taken = 0
         with contextlib.suppress(BlockingIOError):
@@ -279,7 +287,7 @@ class Outputs:
         """Everything the command wrote before its status is in the FIFO by now, which holds no more than this."""
         self._ended, self._streams = self._streams, []
         for index, stream in enumerate(self._ended, 1):
-            budget = 2 * _PIPE
+            budget = 2 * _PIPE if waiting(stream.reader, "FIONREAD") else 0
             with contextlib.suppress(OSError):
                 while budget > 0 and (size := self._listener.output(index, stream.reader, _CHUNK)):
                     budget -= size

@@ -95,10 +95,6 @@ class Channel:
         """Where the shell writes, between commands."""
         return "&0" if self.attested else f"{self.control}/st"
 
-    def _keepers(self) -> str:
-        """Where the keeper writes."""
-        return "&0" if self.attested else f"&{_STATUS}"
-
     def _open(self) -> str:
         if not self.attested:
             return f"exec 0<>{self.control}/in {_STATUS}<>{self.control}/st"
@@ -169,7 +165,7 @@ def keeper(
     )
     closing = " ".join(f"{fd}<&-" for fd in held)
     shell = f'{locale} "$BASH"'.strip()
-    status = channel._keepers()
+    status = "&0" if channel.attested else f"&{_STATUS}"
     step = f". {channel.control}/await || . {channel.control}/start"
     begin = f"""exec >/dev/null 2>&1
 {enter(entrances, besides)}

@@ -516,9 +516,10 @@ class Shell:
         if self.captures:
             return
         live = self._journal.live
-        names = [f"{live.number}.out", f"{live.number}.err"][: 2 if live.separate else 1]
-        cap, spool = self._limits.output // len(names), self._limits.spool // len(names)
-        self.captures = [Capture(f"{self._directory}/output/{name}", cap, spool) for name in names]
+        kinds = ("out", "err") if live.separate else ("out",)
+        path, limits = f"{self._directory}/output/{live.number}", self._limits
+        cap, spool = limits.output // len(kinds), limits.spool // len(kinds)
+        self.captures = [Capture(f"{path}.{kind}", cap, spool) for kind in kinds]
 
     def moved(self, directory: Path) -> None:
         """What is kept on disk is at another place now."""

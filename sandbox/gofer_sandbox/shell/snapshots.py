@@ -32,6 +32,8 @@ class Snapshots:
         self._loop = asyncio.get_running_loop()
         self._small = False
         """Whether the shell names its large variables instead of writing them."""
+        self._large = False
+        """Whether the last took long."""
         self._later: asyncio.Handle | None = None
         """Asks for the one after the last command."""
         self._saving: asyncio.TimerHandle | None = None
@@ -49,19 +51,15 @@ class Snapshots:
         """Have it leave one once the caller has its result: bash would go on to that with the result still on its way,
         on the very processor the server is woken on. The next command waits for it."""
         self.cancel()
-        if self._slow:
+        if self._large:
             self._later = self._loop.call_later(_ASK_LARGE_AFTER, self.ask)
         else:
             self._later = self._loop.call_soon(self.ask)
 
     @property
-    def _slow(self) -> bool:
-        return self._small or (self.last is not None and self.last.size > _LARGE)
-
-    @property
     def soon(self) -> bool:
         """Whether one is asked for as soon as the loop comes round."""
-        return self._later is not None and not self._slow
+        return self._later is not None and not self._large
 
     @property
     def pending(self) -> bool:
@@ -78,7 +76,7 @@ class Snapshots:
         """Keep what the shell wrote after the command of that number, or `amid` it. False when nothing can be."""
         self.owed = False
         if frame.cut and not self._small:
-            self._small = True
+            self._small = self._large = True
             self._wire.ask_small_snapshots()
             if not amid:
                 self.ask()
@@ -94,7 +92,7 @@ class Snapshots:
 
     def _keep(self, snapshot: Snapshot) -> None:
         """For the server that comes after at once, and on disk, for a reboot, now and then."""
-        self.last = snapshot
+        self.last, self._large = snapshot, self._small or snapshot.size > _LARGE
         self._wire.keep(snapshot.data())
         due = self._saved_at + _SAVE_EVERY
         if self._loop.time() >= due:

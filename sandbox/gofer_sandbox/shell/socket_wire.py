@@ -20,9 +20,9 @@ from gofer_sandbox.errors import SandboxGone
 from gofer_sandbox.kernel import take_descriptor
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.control import ControlWire, waiting
+from gofer_sandbox.shell.control import ControlWire
 from gofer_sandbox.shell.frames import Decoder, Died, Started
-from gofer_sandbox.shell.outputs import Ownership
+from gofer_sandbox.shell.outputs import Ownership, waiting
 
 _CHUNK = 64 * 1024
 _TIME = 0.002

@@ -118,7 +118,7 @@ class Snapshot:
             [
                 self._setting_lines(),
                 b"\\builtin set -- %b\n" % self.arguments if self.arguments else b"",
-                *(_declaration(m) for m in declarations if _wanted(m.group(2))),
+                *(_declaration(m) for m in declarations if not _NOT_RESTORED.fullmatch(m.group(2))),
                 self.functions,
                 self.aliases,
                 b"\\builtin cd -- %s 2>/dev/null || \\builtin cd -- %s\n" % (cwd, fallback),
@@ -149,10 +149,6 @@ class Snapshot:
 def _options(listed: bytes) -> list[bytes]:
     """The names in a list as bash keeps it, which has not so many."""
     return [name for name in listed[:_OPTIONS_SIZE].split(b":") if _OPTION.fullmatch(name)]
-
-
-def _wanted(name: bytes) -> bool:
-    return _NOT_RESTORED.fullmatch(name) is None
 
 
 def _quoted(text: bytes) -> bytes:
