@@ -48,15 +48,15 @@ class Api:
         import httpx2
 
         if {".", ".."} & set(path.split("/")):
-            raise CommandFailed("A name or an id has no dots and slashes of a path.", USAGE)
+            raise CommandFailed("A name or an id may not be . or .. or have one between slashes.", USAGE)
         try:
             response = await self._client.request(method, path, **request)
         except httpx2.InvalidURL as error:
             raise CommandFailed(
-                "That is too long, or has characters that no request can have.", USAGE
+                "An argument is too long, or has characters that no request can carry.", USAGE
             ) from error
         except UnicodeEncodeError as error:
-            raise CommandFailed("That is not UTF-8 text. Say it in UTF-8.", USAGE) from error
+            raise CommandFailed("An argument is not UTF-8 text.", USAGE) from error
         except ValueError as error:  # JSON has no word for it
             raise CommandFailed("A number has to be finite.", USAGE) from error
         except httpx2.TimeoutException as error:

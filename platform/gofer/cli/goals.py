@@ -80,11 +80,11 @@ def add(
     agent: Annotated[str, typer.Option(help="Who should take it.")] = "",
     dollars: Annotated[float | None, typer.Option(help="What it may cost before it asks.")] = None,
     hours: Annotated[
-        float | None, typer.Option(help="How long it may take; then it ends, with what there is.")
+        float | None, typer.Option(help="How long it may take. Then it ends with what is done.")
     ] = None,
     approval: Annotated[bool | None, typer.Option(help="Whether an owner has to approve the plan.")] = None,
 ) -> Shown:
-    """Have something larger planned, done and reported.
+    """Ask for a goal: something larger that is planned, done and reported.
 
     \b
     gofer goals add 'Compare the three printers and order the best one'
@@ -99,7 +99,7 @@ def add(
 
 @app.command()
 def pause(goal: Id) -> Shown:
-    """Begin nothing more of a goal; what runs goes on to its end.
+    """Pause a goal: no further task begins, and running tasks go on to their end.
 
     \b
     gofer goals pause goal_k3v9
@@ -119,7 +119,7 @@ def resume(goal: Id) -> Shown:
 
 @app.command()
 def cancel(goal: Id) -> Shown:
-    """End a goal. What runs of it is stopped at once.
+    """Cancel a goal. Its running tasks are stopped at once.
 
     \b
     gofer goals cancel goal_k3v9

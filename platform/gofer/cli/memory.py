@@ -233,7 +233,7 @@ def import_file(
         typer.Option("--scope", help="conversation:ID, person:ID or agent:NAME; else what each line says."),
     ] = "",
     publish: Annotated[
-        int, typer.Option(min=0, help="How many private memories of the file may be for that scope.")
+        int, typer.Option(min=0, help="How many private memories of the file that scope may get.")
     ] = 0,
     place: Annotated[
         list[str] | None,
@@ -243,11 +243,11 @@ def import_file(
         bool, typer.Option("--leave-out", help="Leave out what is for audiences that are not here.")
     ] = False,
 ) -> Shown:
-    """Import notes: an export, an archive index as NDJSON, or another agent's MEMORY.md. The same file twice is once.
+    """Import notes: an export, an archive index as NDJSON, or another agent's MEMORY.md.
 
-    What was exported comes back for whom it was, also on another instance: agents are known by their name, people by
-    their accounts. For others say --place. With --scope all of it is for one audience, and --publish says how many of
-    its memories were private.
+    Importing a file twice adds nothing. Each line of an export keeps its audience, also on another instance: agents
+    are known by their name, people by their accounts. For others say --place. With --scope all of it is for one
+    audience, and --publish says how many private memories may be among it.
 
     \b
     gofer memory import notes.jsonl
@@ -289,7 +289,7 @@ def _place(given: str) -> tuple[str, str]:
 
 @app.command()
 def reindex(scope: Scope = "") -> Shown:
-    """Make the index of a scope, or all of them, anew and under a new key. It is filled in the background.
+    """Rebuild the index of a scope, or of all scopes, under a new key. It is filled in the background.
 
     \b
     gofer memory reindex
@@ -297,4 +297,4 @@ def reindex(scope: Scope = "") -> Shown:
     begun = call("POST", "/memories/reindex", json={"scope": scope})
     still = len(begun["degraded"])
     told = f"\n{still} audiences still cannot be read. Run: gofer doctor" if still else ""
-    return begun, f"{begun['scopes']} indexes are being made anew.{told}"
+    return begun, f"{begun['scopes']} indexes are being rebuilt.{told}"

@@ -132,8 +132,10 @@ def remove(name: Name) -> Shown:
 def trigger(
     conversation: Conversation,
     agent: Agent,
-    reason: Annotated[str, typer.Option(help="Why; required with --force.")] = "",
-    force: Annotated[bool, typer.Option("--force", help="Although it is blocked or somebody types.")] = False,
+    reason: Annotated[str, typer.Option(help="The reason; required with --force.")] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Wake it even if it is blocked or somebody types.")
+    ] = False,
 ) -> Shown:
     """Wake an external agent that takes part in a conversation.
 

@@ -1,4 +1,4 @@
-"""What the commands that only look answer: status, cost, agent, model, settings, help."""
+"""Answers the commands that change nothing: status, cost, agent, model, settings, help."""
 
 from __future__ import annotations
 

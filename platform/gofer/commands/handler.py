@@ -1,4 +1,4 @@
-"""The desk: answers commands and pressed buttons at once, beside whatever an agent is doing."""
+"""Answers commands and pressed buttons at once, beside whatever an agent is doing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from gofer.store.tables import Trust, agents, conversations, jobs, questions
 from gofer.vault.envelope import Vault
 
 BACK = frozenset({"default", "auto", "-"})
-"""Words that take a choice back."""
+"""Words that undo a choice."""
 NOT_AN_OWNER = "Only an owner can change that."
 _MODEL = re.compile(r"[a-z0-9_-]+/\S{1,200}")
 

@@ -106,7 +106,7 @@ class LoadedConnections:
         return self.vault.mac_key(MARKS).digest(connection_id, *parts)
 
     def _integration(self, row: Any) -> Integration:
-        """The code of a connection. Without it what is to be done waits, or is given up once it is switched off."""
+        """The integration of a connection. Jobs wait until it is installed; those of a disabled connection end."""
         try:
             return self.registry.get(row.integration)
         except NotFound as error:

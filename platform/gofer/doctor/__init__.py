@@ -1,4 +1,4 @@
-"""What can be checked, each finding with the step that mends it and the page that explains it."""
+"""What can be checked, each finding with the step that fixes it and the page that explains it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ MAX_SKEW = 5.0
 
 
 async def examine(platform: Platform) -> list[Finding]:
-    """Ask every part; a part that fails to answer is a finding, too."""
+    """Run every check; a check that fails is a finding, too."""
     checks: list[tuple[str, Callable[[Platform], Awaitable[list[Finding]]]]] = [
         ("server", _server),
         ("database", _database),
@@ -327,7 +327,7 @@ async def _releases(platform: Platform) -> list[Finding]:
 
 
 async def look_at_agents(platform: Platform) -> list[Finding]:
-    """A finding for each file with a problem, and for each agent whose model cannot be had."""
+    """A finding for each file with a problem, and for each agent whose model cannot be used."""
     directory = platform.settings.data_dir / "agents"
     seen = await asyncio.to_thread(AgentFiles.of(platform.settings).look)
     catalogue = await keys_of(platform).catalogue(FIRST_WORKSPACE)
@@ -482,7 +482,7 @@ def _broken(directory: Path, name: str, spec: AgentSpec | None, problem: str) ->
 
 
 def _missing(catalogue: Catalogue, spec: AgentSpec) -> str:
-    """Why its model cannot be had; empty when it can."""
+    """Why its model cannot be used; empty when it can."""
     try:
         catalogue.model(spec.model, fallback=spec.fallback)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""From outside: what can be seen without opening the store."""
+"""Checks that need no open store: settings, files, port, sandbox."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def look_around(settings: Settings, *, serving: bool) -> list[Finding]:
 
 
 def unknown_settings() -> list[Finding]:
-    """Misspelt variables of this process, which would otherwise be passed over without a word."""
+    """Misspelt variables of this process, which would otherwise be ignored silently."""
     return [
         Finding(
             "settings",

@@ -1,4 +1,4 @@
-"""One line of the doctor's."""
+"""What a check found: one line for people, and how to fix it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Finding:
     severity: Severity
     line: str
     fix: str = ""
-    """The exact command or step that mends it."""
+    """The exact command or step that fixes it."""
     docs: str = ""
     """The page that explains it, below docs/."""
 
@@ -62,7 +62,7 @@ class Finding:
 
 
 def found_wrong(check: str, error: GoferError) -> Finding:
-    """An error as a finding: what it says to run, or else what mends errors of its kind."""
+    """An error as a finding: what it says to run, or else what fixes errors of its kind."""
     line, _, command = str(error).partition(" Run: ")
     page = next((PAGES[topic] for kind, topic in _TOPICS.items() if isinstance(error, kind)), "")
     return Finding(check, "error", line, command or _way_out(error), page)

@@ -29,11 +29,11 @@ log = structlog.get_logger()
 
 
 REMOVED = "connection.removed"
-"""Why a job had nothing to do. No job of a connection ends dead: its health says what is wrong, and what helps."""
+"""The reason of a job that had nothing to do. No such job ends dead: the connection's health says what is wrong."""
 REFUSED_RETRY = 900.0
 """Seconds until the next try of what a person has to put right. Once Gofer sees that it was done, it tries at once."""
 MAX_MISSED = 3 * 86400.0
-"""Seconds back that a first catch-up looks."""
+"""Seconds that a first catch-up looks back."""
 
 
 FIRST_PAUSE, MAX_PAUSE = 0.05, 2.0

@@ -44,7 +44,7 @@ searched and sealed."""
 REPLAY = "replay 1"
 """The purpose of the key that digests the ids of messages."""
 MAX_AT_ONCE = 512
-"""Requests waiting for their commit; beyond this a burst is told to come back."""
+"""Requests that may wait for their commit; further ones get 503."""
 
 TOO_MANY = "a stranger's, who wrote too much within the hour: not read. Redeliver it to have it read."
 
@@ -243,7 +243,7 @@ class Intake:
     async def _tells_a_secret(
         self, body: bytes, headers: tuple[tuple[str, str], ...], message: Incoming | None
     ) -> bool:
-        """Whether anything of it has to be masked: one search over everything, since almost nothing ever has. Large
+        """Whether anything in it has to be masked: one search over everything, because almost nothing has. Large
         requests are searched text by text, in a thread."""
         texts, finds = _texts(body, headers, message), self.redactor.finds
         if len(body) < LARGE:

@@ -36,7 +36,7 @@ EXPIRES = 86400.0
 
 
 def decline(connection: Connection, vault: Vault, claim: Claim, read: StoredMessage, words: str) -> None:
-    """Send the polite line, unless it was sent today, and ask an owner. The caller has locked the conversation."""
+    """Tell them at most daily that they are not known, and ask an owner. The caller has locked the conversation."""
     assert claim.conversation_id is not None
     assert read.connection_id is not None
     binding_id = binding_of(connection, claim.conversation_id, read.connection_id)

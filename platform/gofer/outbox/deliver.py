@@ -44,9 +44,9 @@ from gofer.vault.redaction import Redactor
 log = structlog.get_logger()
 
 MAX_PLACINGS = 3
-"""How often a part is placed that somebody deletes before it is complete."""
+"""How often a part is placed again when somebody deletes it before it is complete."""
 BETWEEN_TRIES = 0.5
-"""Seconds until a store that is away is asked again."""
+"""Seconds between two tries to write to a store that is away."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -85,7 +85,7 @@ class Outbox:
             progressed = True
 
     async def _send(self, run: Run, part: Part, before: Before) -> Outcome | None:
-        """Send one part; None when the ledger knows its end, else why to come back later."""
+        """Send one part; None when it is sent or has failed, else the outcome with which the job comes back."""
         if part.unreadable:
             await self._give_up(run, part, part.unreadable)
             return None
@@ -178,8 +178,8 @@ class Outbox:
             external_id = await self._place(run, part, outgoing, connected, look=False)
 
     async def _note(self, run: Run, verb: Callable[[Connection], None]) -> None:
-        """Write a fact that no service tells twice. While the store is away, this is repeated for as long as the job is
-        surely ours."""
+        """Store a fact that the service tells only once. While the store is away, try again for as long as the job
+        is surely ours."""
         while True:
             try:
                 return await self.database.write(verb)

@@ -56,7 +56,7 @@ class Part:
     age: float = 0
     """Seconds since it was planned."""
     key: str = ""
-    """What it is known by outside."""
+    """Its id at the service."""
     unreadable: str = ""
     """Why its words cannot be opened, if they cannot: what was changed or purged behind our back is not sent."""
     lasting: str = ""
@@ -64,7 +64,7 @@ class Part:
     stopped_by: str = ""
     """Why the run was stopped before the work was done."""
     narrowed: bool = False
-    """Its run had read strangers' text."""
+    """Whether its run had read strangers' text."""
 
 
 def next_part(connection: Connection, vault: Vault, binding_id: str) -> Part | None:
@@ -219,7 +219,7 @@ class Before:
 
 
 def earlier_tries(connection: Connection, claim: Claim) -> Before:
-    """Read how the tries before this one ended."""
+    """Read how earlier tries of this job ended."""
     rows = connection.execute(_EARLIER, {"job": claim.id, "current": claim.fence}).all()
     unsure = [float(row.ago or 0) for row in rows if row.outcome == "lost" or row.reason in IN_DOUBT]
     if all(row.outcome is None for row in rows):

@@ -58,7 +58,7 @@ LINGER = 3.0
 """Seconds that companions get to remove what they show when the process ends."""
 SLOW_MODEL = "the model, which takes long to begin"
 MICROS = 1_000_000
-"""Of a dollar, in which spending is kept."""
+"""Spending is stored in millionths of a dollar."""
 
 
 @dataclass(eq=False)
@@ -84,7 +84,7 @@ class Companion:
         self.stirred.set()
 
     def hear(self, kind: str, data: dict[str, Any]) -> None:
-        """Keep the words of the turn that goes on."""
+        """Keep the words of the current turn."""
         if kind == "text.delta":
             self.words = (self.words + str(data["text"]))[-MAX_WORDS:]
             self.stirred.set()
@@ -461,7 +461,7 @@ def _is_slow(connection: Connection, job_id: int) -> bool:
 
 
 def _seconds(connection: Connection, job_id: int) -> float:
-    """How many seconds the run worked, over all tries."""
+    """How many seconds the run has worked, over all tries."""
     spent = func.sum(func.coalesce(attempts.c.ended_at, now()) - attempts.c.started_at)
     query = select(func.coalesce(spent, 0)).where(attempts.c.job_id == job_id)
     return max(0.0, float(connection.execute(query).scalar_one()))

@@ -26,7 +26,7 @@ AnyRow: TypeAlias = Row[*tuple[Any, ...]]
 
 HEAD = "head"
 CHAIN = ("place", "link", "end_mac")
-"""The columns that hold the chain together; nobody need be shown them."""
+"""The columns of the chain, which lists leave out."""
 _LINKED = ("workspace_id", "member_id", "name", "via", "address", "action", "subject", "at")
 _PAGE = 500
 _MAX_PROBLEMS = 100
@@ -85,7 +85,7 @@ def begin_chain(connection: Connection) -> int:
 
 
 def verify(connection: Connection, seen: Head | None = None) -> Verdict:
-    """Walk the log from its first entry to its head, and past a head that was seen before."""
+    """Check the log from its first entry to its head, and that it still contains a head seen before."""
     problems: list[str] = []
     stored = connection.execute(select(audit_heads).where(audit_heads.c.id == HEAD)).one_or_none()
     head = _right_head(connection, stored)

@@ -62,7 +62,7 @@ def _fill(partial: Path, source: Path) -> None:
 
 
 def _name(partial: Path, target: Path) -> None:
-    """Give a copy its name, unless another one has got it meanwhile."""
+    """Rename a finished copy to its target, unless the target exists by now."""
     try:
         os.link(partial, target)
     except FileExistsError:
@@ -95,7 +95,7 @@ def _with_key(copy: Path, target: Path, key_of: Callable[[str], str] | None) -> 
 
 
 CONFIGURATION = ("agents", "prices.toml", "models.toml")
-"""What of a data directory, beside the database, decides what Gofer does."""
+"""Files of a data directory, beside the database, that decide what Gofer does."""
 SHELLS = "shells"
 
 
@@ -140,7 +140,7 @@ def files_beside(backup: Path) -> Path:
 
 
 def restore_files(backup: Path, data_dir: Path) -> list[str]:
-    """Put back what lies beside a backup; what is in its place is kept under another name. Returns what was put."""
+    """Restore the files beside a backup; replaced ones are kept under another name. Returns what was restored."""
     import tarfile
 
     source = files_beside(backup)

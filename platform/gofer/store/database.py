@@ -30,10 +30,10 @@ class Database(Protocol):
     """What its rows are signed with; every connection that runs a verb knows it."""
 
     async def start(self) -> None:
-        """Open it; raises ConfigError or StoreError with the way out."""
+        """Open it; raises ConfigError or StoreError, which say what to do."""
 
     async def close(self) -> None:
-        """Finish what is queued and let go."""
+        """Finish what is queued, then close."""
 
     async def write(
         self, verb: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs

@@ -74,7 +74,7 @@ def _portions(rows: list[Any]) -> Iterator[list[Any]]:
 
 
 def upsert(dialect: str, table: Table) -> Any:
-    """An insert that can say what becomes of a conflict. Of SQLAlchemy only the database in use is loaded."""
+    """An insert with `on_conflict`. Only the dialect in use is imported."""
     if dialect == "postgresql":
         from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 
@@ -147,7 +147,7 @@ class _Compiled:
 
 
 def _reader(type_: Any, dialect: Any) -> Callable[[Any], Any] | None:
-    """What reads a column's value. Both drivers give floats as they are, and SQLAlchemy would ask for a type code."""
+    """The function that reads a column's value. Both drivers return floats, so those need none."""
     if isinstance(type_, Float) and not type_.asdecimal:
         return None
     reader: Callable[[Any], Any] | None = type_.dialect_impl(dialect).result_processor(dialect, None)

@@ -49,7 +49,7 @@ class _Operation:
         self.error: BaseException | None = None
 
     def settle(self) -> None:
-        """Tell the caller; it may have stopped waiting, but what was queued has happened all the same."""
+        """Tell the caller the result. It may have stopped waiting; the verb was run all the same."""
         if self.future.done():
             return
         if self.error is not None:
@@ -67,7 +67,7 @@ class SqliteDatabase:
         self.path = path
         self.signing = Signing()
         self._gathered: list[_Operation] = []
-        """What one round of the event loop asks for; it goes to the thread together."""
+        """Verbs of one round of the event loop; they go to the thread together."""
         self._queue: queue.SimpleQueue[list[_Operation] | None] = queue.SimpleQueue()
         self._lock: int | None = None
         self._thread: threading.Thread | None = None

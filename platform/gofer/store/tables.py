@@ -75,7 +75,7 @@ def in_state(*states: JobState, of: str = "job") -> ColumnElement[bool]:
 
 
 ENDED_BADLY: ColumnElement[bool] = literal_column("job.state IN ('dead','cancelled')")
-"""Said beside the state itself where one of the two is looked for: SQLite's planner draws no such conclusion."""
+"""A condition to add beside the state: SQLite's planner does not infer it."""
 
 
 class ReplyState(StrEnum):
@@ -528,7 +528,7 @@ class Binding(SQLModel, table=True):
     ref: str
     """The service's reference: a chat and topic, a repository and number."""
     lasting: str | None = None
-    """What the place is for ever, where its reference is a name that another may get."""
+    """Stable id of the place when its reference can be renamed or reused."""
 
 
 class Delivery(SQLModel, table=True):
@@ -872,7 +872,7 @@ class Shell(SQLModel, table=True):
     agent_id: str = Field(primary_key=True)
     record: dict[str, Any] = _json()
     trust: str
-    """Of the run it was made for; it is made anew when that rises."""
+    """Trust of the run it was made for; a run with more trust gets a new shell."""
     used_at: float
     mac: bytes | None = _mac()
 

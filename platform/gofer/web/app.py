@@ -192,7 +192,7 @@ LEVELS = {
     "queue_oldest_seconds": ("How long the oldest ready job of a kind has waited.", ["kind"]),
     "heartbeat_dollars": ("What an agent's heartbeat has cost today.", ["agent"]),
 }
-"""The same of service levels."""
+"""The metrics of service levels."""
 STATES = ("ready", "blocked", "running", "scheduled", "waiting", "dead")
 
 
@@ -213,7 +213,7 @@ class Metrics:
         }
 
     async def _served(self) -> None:
-        """Service levels. What is not there any more must not stay, so all of them are set anew."""
+        """Service levels. Values that are gone must not stay, so all of them are set again."""
         found = await self._service_levels.read()
         for name in LEVELS:
             self._gauges[name].clear()
@@ -349,7 +349,7 @@ class StrangersLines:
         return True
 
     def summarise(self) -> None:
-        """Say how many went untold, and begin anew."""
+        """Log how many requests got no line, and start counting again."""
         if self._untold:
             named = dict(self._untold.most_common(MAX_NAMED))
             log.warning(self._summary, count=self._untold.total(), addresses=named)

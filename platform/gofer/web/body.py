@@ -15,10 +15,10 @@ from gofer.errors import GoferError
 
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 BODIES_AT_ONCE = 4
-"""How many bodies of the largest size may be on their way at the door for webhooks, before anybody vouches for them."""
+"""How many webhook bodies of the largest size may be arriving at once, before their signatures are checked."""
 MAX_FORM = 32 * 1024 * 1024
 SLOWEST = 64 * 1024
-"""Bytes per second that a form of somebody who is signed in may take, beside what every body may."""
+"""Bytes per second that give a signed-in person's upload more time than other bodies have."""
 CONNECTION = "gofer.connection"
 """Where a request's scope keeps the connection that it came by."""
 LAST_WORDS = "gofer.last_words"
@@ -42,7 +42,7 @@ class BodyError(GoferError):
 
 
 class BodyRoom:
-    """The memory for bodies that come in pieces, of people nobody has vouched for yet."""
+    """Bounds the memory for bodies that arrive in pieces from senders who are not verified yet."""
 
     def __init__(self, most: int) -> None:
         self._left = most
@@ -111,7 +111,7 @@ async def receive_body(
     within: float,
     count: Callable[[int], None] = lambda _: None,
 ) -> bytes:
-    """`read_body` for who has no Request. `count` is told of every piece that is kept."""
+    """`read_body` for callers without a Request. `count` is told of every piece that is kept."""
     _check_headers(scope["headers"], at_most)
     chunks: list[bytes] = []
     size, more = 0, True
@@ -135,7 +135,7 @@ async def receive_body(
 
 
 def has_whole_body(scope: Scope) -> bool:
-    """Whether the body has come with its head."""
+    """Whether the body has arrived together with the headers."""
     connection = scope.get(CONNECTION)
     return connection is not None and bool(connection.has_whole_body)
 

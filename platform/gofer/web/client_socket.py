@@ -1,6 +1,6 @@
 """A WebSocket of one client, as the web chat and the protocols hold it.
 
-Each has bounds of its own: a client that floods, does not read or may no longer is cut off, and nobody else waits.
+Each has bounds of its own: a client that floods, does not read or lost its access is cut off, and nobody else waits.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ CLOSE_TIMEOUT = 1.0
 BURST, PER_SECOND = 30.0, 5.0
 """Frames a connection may send at once, and on average."""
 TOKEN_BURST, TOKEN_PER_SECOND = 2000.0, 400.0
-"""Frames of all connections with one token, at one door."""
+"""Frames of all connections with one token, at one endpoint."""
 MAX_KNOWN = 10_000
-"""Addresses and tokens whose allowances are kept."""
+"""Addresses and tokens whose allowances are remembered."""
 MAX_REASON = 120
 """Bytes of what a close says; the protocol has room for 123."""
 
@@ -64,7 +64,7 @@ class Allowance:
         self._left, self._at = burst, time.monotonic()
 
     def spend(self) -> bool:
-        """Whether one more may come now."""
+        """Whether one more frame is allowed now."""
         now = time.monotonic()
         self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
         self._at = now
@@ -73,14 +73,14 @@ class Allowance:
 
 
 class Allowances:
-    """An allowance for each of many; those that were kept longest are forgotten first."""
+    """One allowance for each key; the oldest are forgotten first."""
 
     def __init__(self, burst: float = TOKEN_BURST, per_second: float = TOKEN_PER_SECOND) -> None:
         self._burst, self._per_second = burst, per_second
         self._known: dict[str, Allowance] = {}
 
     def spend(self, who: str) -> bool:
-        """Whether one more may come of somebody now."""
+        """Whether one more frame of this key is allowed now."""
         if who not in self._known:
             if len(self._known) >= MAX_KNOWN:
                 del self._known[next(iter(self._known))]
@@ -98,7 +98,7 @@ class ClientSocket:
         self.codes = codes
         headers = websocket.headers
         self.credential = headers.get("authorization", ""), headers.get("cookie", "")
-        """Sockets with the same one are looked at together."""
+        """Sockets with the same credential are checked together."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Raises once the client may no longer."""
         self._allowance = allowance or Allowance()
@@ -106,7 +106,7 @@ class ClientSocket:
         self._waiting, self._unread = 0, False
 
     def limit_messages(self, size: int) -> None:
-        """Bound the bytes of each message that is to come; a larger one closes the socket with 1009."""
+        """Bound the size of each further message; a larger one closes the socket with 1009."""
         limit = self.websocket.scope.get(MESSAGE_LIMIT)
         if limit is not None:
             limit(size)
@@ -199,7 +199,7 @@ class ClientSocket:
 
 
 class ClientSockets:
-    """The open sockets of one door: so many for each member, and ended when their credential holds no longer."""
+    """The open sockets of one endpoint: a number for each member, closed when their credential ends."""
 
     def __init__(self, check: Callable[[WebSocket], Awaitable[None]]) -> None:
         self.open: Counter[str] = Counter()
@@ -229,7 +229,7 @@ class ClientSockets:
                 self._watch = None
 
     async def _keep_watch(self) -> None:
-        """Look again and again whether each credential holds: once for all sockets that came with it."""
+        """Check each credential repeatedly, once for all sockets that use it."""
         while True:
             await asyncio.sleep(guard.LOOK_AGAIN)
             together: dict[tuple[str, str], list[ClientSocket]] = defaultdict(list)

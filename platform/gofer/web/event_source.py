@@ -15,9 +15,9 @@ from gofer.errors import TooBusy
 from gofer.jobs.event_stream import FellBehind
 
 SEND_TIMEOUT = 15.0
-"""Seconds a reader may take for what is sent; then it is cut off, and may come back where it was."""
+"""Seconds a reader may take to read what is sent. A slower one is cut off, and can resume."""
 MAX_STREAM_SECONDS = 300.0
-"""Seconds a stream lasts; whoever wants more comes back."""
+"""Seconds a stream lasts; a reader who wants more reconnects."""
 
 
 class Stream(Response):

@@ -1,4 +1,4 @@
-"""`POST /hooks/{connection}`: the door for webhooks."""
+"""`POST /hooks/{connection}`: receives webhooks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gofer.web.problems import crash, problem, status_of
 
 UNVERIFIED = "The request could not be verified."
 NOT_NOW = "It cannot be taken in now. Please send it again in a moment."
-"""All that somebody we may not know is told of what is wrong on our side."""
+"""The only sentence that a sender gets about a fault on our side."""
 
 
 PATH = "/hooks/"
@@ -39,7 +39,7 @@ def is_hook(scope: Scope) -> bool:
 
 
 def _messages(result: str) -> tuple[Message, Message]:
-    """An answer as the server takes it. Nobody changes these on the way: they are the same for every webhook."""
+    """An answer as ASGI messages. They are constants, shared by all webhooks."""
     answer = JSONResponse({"result": result})
     return (
         {"type": "http.response.start", "status": 200, "headers": answer.raw_headers},
@@ -61,7 +61,7 @@ class Hooks:
         self._room = BodyRoom(BODIES_AT_ONCE * max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The endpoint as an ASGI app of its own: the busiest door does without what pages need."""
+        """The endpoint as an ASGI app of its own: webhooks skip everything that only pages need."""
         connection_id: str = scope["path"][len(PATH) :]
         whole = has_whole_body(scope)
         try:

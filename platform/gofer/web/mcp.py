@@ -1,4 +1,4 @@
-"""The door for other people's agents: MCP at `/mcp`, over streamable HTTP, without sessions.
+"""The endpoint for other people's agents: MCP at `/mcp`, over streamable HTTP, without sessions.
 
 A bearer token says who calls. Requests are bounded in size, time and number, and a page of another site cannot make
 any.
@@ -43,7 +43,7 @@ MAX_AT_ONCE = 32
 
 
 class CallLimit:
-    """Counts the requests of each token: so many at once, and no more than flow in again."""
+    """Limits the requests of each token: how many at once, and how many on average."""
 
     def __init__(self, most: int = MAX_CALLS, window: float = CALLS_WINDOW) -> None:
         self._most = most
@@ -137,12 +137,12 @@ class McpEndpoint:
 
 
 def route(platform: Platform) -> Route:
-    """The route of the door."""
+    """The route of the endpoint."""
     return Route(PATH, McpEndpoint(platform), methods=["GET", "POST", "DELETE"], name="mcp.request")
 
 
 def _caller(request: Request) -> Visitor:
-    """Whose token it is. A browser's cookie opens nothing here."""
+    """Whose token it is. A browser's cookie does not count here."""
     visitor = visitor_of(request)
     if visitor.via != "token":
         raise NotSignedIn("MCP needs a token: Authorization: Bearer …")
@@ -152,7 +152,7 @@ def _caller(request: Request) -> Visitor:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body again that was read already, and then what the connection says."""
+    """A `receive` that first repeats the body that was read already."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def read() -> Message:

@@ -33,11 +33,11 @@ log = structlog.get_logger()
 MAX_CONNECTIONS = 4096
 MAX_PER_ADDRESS = 200
 TOLD_EVERY = 60.0
-"""Seconds between two lines of the log about this."""
+"""Seconds between two log lines about the limit."""
 
 
 class LimitedClient(Protocol):
-    """One connection, as far as the bound is concerned."""
+    """One connection, as the limit sees it."""
 
     address: str
     crowded: int
@@ -55,7 +55,7 @@ def room_for_connections() -> int:
 
 
 def limit_for(settings: Settings) -> ConnectionLimit:
-    """The bound for the door to the network."""
+    """The limit for the network's listener."""
     trusts = Peers(settings).trusts
     return ConnectionLimit(settings.max_connections, settings.max_per_address, exempt=trusts)
 
@@ -88,7 +88,7 @@ class ConnectionLimit:
         self.open = 0
 
     def enter(self, client: LimitedClient) -> bool:
-        """Count a new connection and make room for it; False when it has to go at once."""
+        """Count a new connection and make room for it; False when it must be closed at once."""
         self.open += 1
         self._per_address[client.address] += 1
         over = self._per_address[client.address] > self.max_per_address and not self._exempt(client.address)
@@ -108,12 +108,12 @@ class ConnectionLimit:
         self._waiting.pop(client, None)
 
     def wait_for(self, client: LimitedClient) -> None:
-        """The server waits for it from now on."""
+        """The server waits for this client from now on."""
         self._waiting.pop(client, None)
         self._waiting[client] = None
 
     def wait_no_more(self, client: LimitedClient) -> None:
-        """The server no longer waits for it: it has sent what was due, or is somebody whom we know."""
+        """The server no longer waits for this client: its request is complete, or it is signed in."""
         self._waiting.pop(client, None)
 
     def _evict(self, address: str | None) -> bool:
@@ -306,7 +306,7 @@ class Strict(HttpToolsProtocol):
                 self._stop(400, "The address of the request and its Host header differ.")
 
     def _stop(self, status: int, detail: str) -> NoReturn:
-        """Have the parser read no further; `data_received` answers."""
+        """Stop the parser; `data_received` sends the refusal."""
         self._refusal = status, detail
         raise ValueError(detail)
 
@@ -346,7 +346,7 @@ class Strict(HttpToolsProtocol):
             self._refuse(408, f"The head of the request did not arrive within {self._head_timeout:.0f} s.")
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Answer from here: there is no request that the app could be asked about."""
+        """Answer here: there is no request that the app could handle."""
         if self.transport.is_closing():
             return
         response = problem(status, detail, close=True)
@@ -371,7 +371,7 @@ class WebSocket(WebSocketsSansIOProtocol):
             self.scope[SEND_AT_ONCE] = self._send_at_once  # type: ignore[literal-required]
 
     def _limit_messages(self, size: int) -> None:
-        """Bound the messages that are to come."""
+        """Bound the size of further messages."""
         self.conn.max_message_size = size
 
     def _say_last(self, words: Callable[[], str]) -> None:
@@ -419,7 +419,7 @@ class WebSocket(WebSocketsSansIOProtocol):
 
 
 class Server(uvicorn.Server):
-    """A server that leaves signals to whoever runs it, and does nothing while nothing happens."""
+    """A server that leaves signals to its caller, and does nothing while it is idle."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -427,7 +427,7 @@ class Server(uvicorn.Server):
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Take no more requests, and end."""
+        """Accept no more requests, and stop."""
         self.should_exit = True
         self._stopping.set()
 

@@ -23,7 +23,7 @@ UNTITLED = "New conversation"
 UNREADABLE = "A private conversation"
 
 BEGUN = (conversations.c.kind != WEB) | (conversations.c.last_seq > 0)
-"""Not a room that somebody opened and said nothing in."""
+"""Excludes rooms that somebody opened and wrote nothing in."""
 
 
 async def with_titles(
@@ -62,7 +62,7 @@ def titles_of(
 def _title(
     connection: Connection, vault: Vault, redactor: Redactor, conversation_id: str, wrapped: bytes
 ) -> str:
-    """The first words, read from the sealed message each time: nothing keeps them in the clear."""
+    """The first words, read from the sealed message each time: they are stored nowhere else."""
     query = (
         select(messages.c.seq, messages.c.sealed)
         .where(messages.c.conversation_id == conversation_id, messages.c.event.in_(("message", GOAL_MESSAGE)))

@@ -92,7 +92,7 @@ def test_runtimes_are_added_listed_shown_drained_triggered_and_removed(
         (("add", "../x", "--agent", "reviewer"), USAGE, "name"),
         (("add", "x", "--agent", "reviewer", "--member", "nobody"), NOT_FOUND, "nobody"),
         (("show", "nothing"), NOT_FOUND, "nothing"),
-        (("show", "../jobs/1"), USAGE, "no dots and slashes"),
+        (("show", "../jobs/1"), USAGE, "may not be . or .."),
         (("drain", "nothing"), NOT_FOUND, "nothing"),
         (("remove", "nothing"), NOT_FOUND, "nothing"),
     ):

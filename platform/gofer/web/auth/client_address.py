@@ -17,7 +17,7 @@ FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwa
 
 
 class Peers:
-    """What the settings say of proxies and names."""
+    """The settings about proxies and host names."""
 
     def __init__(self, settings: Settings) -> None:
         self._proxies = [ip_network(each, strict=False) for each in listed(settings.trusted_proxies)]

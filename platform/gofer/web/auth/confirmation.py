@@ -33,7 +33,7 @@ def check_confirmed(request: Request) -> None:
 async def check_password(platform: Platform, request: Request, password: str) -> str:
     """The id of whoever is signed in, once they gave their password; raises Conflict and TooOften.
 
-    Guessing here costs as much as at the door, and holds up this session only.
+    Wrong guesses are throttled as at sign-in, and delay this session only.
     """
     visitor, caller = visitor_of(request), caller_of(request)
     row = await platform.database.read(find_member, named=visitor.member_id)

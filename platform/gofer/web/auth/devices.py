@@ -24,7 +24,7 @@ from gofer.web.auth.sessions import TOKEN
 DEVICE_TOKEN = f"{TOKEN}device_"
 """What the token of a device begins with."""
 MAX_DEVICES = 50
-"""Of one member, with those that wait to be paired."""
+"""Devices of one member, including those that wait to be paired."""
 
 
 def device_id(public_key: str) -> str:
@@ -77,7 +77,7 @@ def new_device_token(connection: Connection, id_: str) -> str:
 
 
 def revoke_device_token(connection: Connection, id_: str) -> None:
-    """Let a device's token count no longer; the device stays paired. Raises NotFound."""
+    """Revoke a device's token; the device stays paired. Raises NotFound."""
     require_device(connection, id_)
     row_macs.update(connection, devices, devices.c.id == id_, {"digest": None})
 

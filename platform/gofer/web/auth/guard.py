@@ -1,4 +1,4 @@
-"""The guard before every request: whose it is, whether it was meant for us, and whether a change is their own wish."""
+"""The guard before every request: who sent it, whether it is meant for us, and whether they meant the change."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _no_room(scope: AsgiScope, caller: Caller) -> Response | None:
 
 
 class FromSocket:
-    """ASGI middleware for the Unix socket: whoever may open its file is the owner, and may ask to be less."""
+    """ASGI middleware for the Unix socket: whoever may open its file is the owner, and may ask for a lesser role."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -272,7 +272,7 @@ def check_origin(request: Request, *, may_be_missing: bool = False) -> None:
 
 
 LOOK_AGAIN = 15.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 async def check_still(platform: Platform, connection: HTTPConnection, role: Role) -> None:
@@ -288,7 +288,7 @@ async def check_still(platform: Platform, connection: HTTPConnection, role: Role
 
 
 async def watch_over(platform: Platform, connection: HTTPConnection, role: Role) -> None:
-    """Look again and again; ends by raising NotSignedIn."""
+    """Check repeatedly; ends by raising NotSignedIn."""
     while True:
         await asyncio.sleep(LOOK_AGAIN)
         await check_still(platform, connection, role)

@@ -1,4 +1,4 @@
-"""Headers that keep a browser from doing what no page of ours wants."""
+"""Security headers of every answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RAW = [(name.encode(), value.encode()) for name, value in ALWAYS.items()]
 
 
 class SecurityHeaders:
-    """ASGI middleware: adds them to every answer that does not say otherwise itself."""
+    """ASGI middleware: adds the headers to every answer that does not set them itself."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

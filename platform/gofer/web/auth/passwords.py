@@ -13,10 +13,10 @@ from gofer.errors import Malformed, TooBusy
 SHORTEST, LONGEST = 10, 1000
 MEMORY, ITERATIONS, LANES = 32 * 1024, 2, 1
 AT_ONCE, MOST_WAITING = 2, 20
-"""Each takes 32 MB and a core; a flood of guesses must not take the machine."""
+"""Checks at once. Each takes 32 MB and a core, so a flood of guesses must not exhaust the machine."""
 
 NOBODY = f"$argon2id$v=19$m={MEMORY},t={ITERATIONS},p={LANES}${'A' * 22}${'A' * 43}"
-"""A hash that no password has, and that takes as long to find that out."""
+"""A hash that no password fits; checking it takes as long as checking a real one."""
 
 
 class Passwords:

@@ -44,9 +44,9 @@ NOUNS = (
 )
 """What a token's scopes can be for: the nouns of the API's table. Not tokens: it would make itself a wider one."""
 AGENT_NOUNS = ("conversations", "jobs", "memories", "messages", "questions")
-"""What a token can be for that is bound to an agent."""
+"""Nouns that a token bound to an agent may use."""
 AGENT_WORD = "agent:"
-"""What the word among a token's scopes begins with that binds it to an agent. A release that does not know the word
+"""The prefix of the word among a token's scopes that binds it to an agent. A release that does not know the word
 refuses the token."""
 ANYBODY = "me"
 """The noun that every token may read: who it speaks for."""

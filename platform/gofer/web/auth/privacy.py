@@ -64,19 +64,19 @@ def open_to(
 
 
 def is_readable(connection: Connection, conversation_id: str, visitor: Visitor | None) -> bool:
-    """Whether somebody may read the words of a conversation that there is."""
+    """Whether somebody may read the words of an existing conversation."""
     query = select(conversations.c.id).where(conversations.c.id == conversation_id)
     return connection.execute(query.where(readable(connection, visitor))).first() is not None
 
 
 def require_readable(connection: Connection, conversation_id: str, visitor: Visitor | None) -> None:
-    """Raises NotFound, which says the same of a conversation that there is not."""
+    """Raises NotFound, with the same words as for a conversation that does not exist."""
     if not is_readable(connection, conversation_id, visitor):
         raise no_conversation(conversation_id)
 
 
 def no_conversation(conversation_id: str) -> NotFound:
-    """There is none, or none that they may know of."""
+    """The error for a conversation that does not exist, or that they may not know of."""
     return NotFound(
         f"There is no conversation {conversation_id[:60]!r}. `gofer conversations list` shows those there are."
     )

@@ -32,11 +32,11 @@ IDLE = 7 * 86400.0
 """Seconds after which a session ends: at the latest, and without a visit."""
 SEEN_EVERY = 60.0
 CONFIRMED_FOR = 900.0
-"""Seconds for which a password or a link speaks for whoever makes a token, a key, a member or a secret."""
+"""Seconds after a password or a link in which a session may make tokens, keys, members and secrets."""
 SHOWN = 16
 """Characters of a session's digest that name it to its owner."""
 MAX_SESSIONS = 50
-"""Of one member; the oldest go first."""
+"""Sessions of one member; the oldest end first."""
 TOKEN_LIFE = 90 * 86400.0
 """Seconds that a token is valid unless its maker says otherwise."""
 TOKEN = "gofer_"  # noqa: S105 - what tokens begin with, so that leaks are found by scanners

@@ -190,7 +190,7 @@ def routes() -> list[BaseRoute]:
 
 @require("viewer")
 async def show(request: Request) -> Response:
-    """The page, for those who can do something on it; whoever only looks is led to what there is to see."""
+    """The page, for operators and owners; viewers are redirected to the overview."""
     if not visitor_of(request).may("operator"):
         return RedirectResponse("/", 303)
     return await _page(request)
@@ -356,7 +356,7 @@ _TABLE = '<div class="scroll" tabindex="0" role="region" aria-label="Table {}"><
 
 
 def folder() -> Path:
-    """Where they are: in the installed package, or beside the source."""
+    """Where the docs are: in the installed package, or beside the source."""
     inside = Path(gofer.__file__).parent / "docs"
     return inside if inside.is_dir() else Path(gofer.__file__).parents[2] / "docs"
 
