@@ -8,12 +8,13 @@ from typing import Any, Literal
 from pydantic import Field
 from starlette.requests import Request
 
-from gofer.errors import ConfigError, Forbidden, NotFound
+from gofer.errors import ConfigError, Forbidden
 from gofer.runs.agent_files import AgentFileError, AgentSpec
-from gofer.runs.agent_writer import AgentTexts, as_toml, new_agent, put_agent, remove_agent, switch_heartbeat
+from gofer.runs.agent_writer import AgentTexts, as_toml, put_agent, remove_agent
 from gofer.store.bootstrap import FIRST_AGENT
 from gofer.web.api.http import ApiAnswer, RequestModel, check_match, etag_of, platform_of
 from gofer.web.auth import actor, visitor_of
+from gofer.web.queries import heartbeats
 from gofer.web.queries.agents import (
     agent_identity,
     agent_texts,
@@ -21,7 +22,9 @@ from gofer.web.queries.agents import (
     changing_agents,
     check_layered,
     clear_worker_load,
+    create_agent,
     list_agents,
+    no_agent,
     worker_load,
 )
 from gofer.web.queries.heartbeats import heartbeat_of, mute
@@ -85,7 +88,7 @@ async def show(request: Request) -> ApiAnswer:
     platform, name = platform_of(request), request.path_params["name"]
     files = await agent_texts(platform, name)
     if files is None and name != FIRST_AGENT:
-        raise NotFound(f"There is no agent called {name[:40]!r}. `gofer agents list` shows those there are.")
+        raise no_agent(name)
     agent = (await list_agents(platform))[name]
     spec = AgentSpec.model_validate(agent["spec"]) if agent["spec"] else AgentSpec(name=name)
     shown = {"name": name, "problem": agent["problem"], "spec": agent["spec"] or spec.model_dump(mode="json")}
@@ -106,10 +109,7 @@ def _built_in(name: str) -> str:
 
 async def create(request: Request, given: AgentName) -> ApiAnswer:
     """Make an agent: a folder with files that explain themselves."""
-    platform = platform_of(request)
-    check_layered(platform)
-    async with changing_agents(request):
-        spec = await asyncio.to_thread(new_agent, agents_directory(platform), given.name)
+    spec = await create_agent(request, given.name)
     made = {"name": spec.name, "spec": spec.model_dump(mode="json")}
     return ApiAnswer(made, location=f"/agents/{spec.name}")
 
@@ -147,17 +147,7 @@ async def heartbeat(request: Request) -> dict[str, Any]:
 
 async def switch(request: Request, given: HeartbeatSwitch) -> dict[str, Any]:
     """Switch an agent's heartbeat on or off, in its file; in force from the next look on."""
-    platform, name = platform_of(request), request.path_params["name"]
-    await heartbeat_of(platform, name)
-    async with changing_agents(request):
-        await asyncio.to_thread(
-            switch_heartbeat,
-            agents_directory(platform),
-            name,
-            enabled=given.enabled,
-            layered=platform.settings.agent_runtime_v1,
-        )
-    return await heartbeat_of(platform, name)
+    return await heartbeats.switch(request, request.path_params["name"], enabled=given.enabled)
 
 
 async def load(request: Request) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from gofer.sanitize import clean
 from gofer.web.api.http import ApiAnswer, RequestModel, platform_of
 from gofer.web.api.messages import say_in_room
 from gofer.web.auth import actor, record_reading, visitor_of
-from gofer.web.queries import goals
+from gofer.web.queries import goals, read_for
 from gofer.web.queries.jobs import wake
-from gofer.web.queries.questions import answering_trust
 
 PAGE = 50
 
@@ -46,7 +45,7 @@ class GoalWish(RequestModel):
         default=None, gt=0, le=10_000, description="What it may cost before it asks."
     )
     hours: float | None = Field(
-        default=None, gt=0, le=8760, description="How long it may take; then it ends, with what there is."
+        default=None, gt=0, le=8760, description="How long it may take. Then it ends with what is done."
     )
     approval: bool | None = Field(default=None, description="Whether an owner has to approve its plan first.")
 
@@ -59,16 +58,8 @@ class GoalWords(RequestModel):
 
 async def index(request: Request, query: GoalFilter) -> dict[str, Any]:
     """List goals."""
-    platform = platform_of(request)
-    found = await platform.database.read(
-        goals.list_goals,
-        vault=platform.vault,
-        state=query.state,
-        conversation_id=query.conversation,
-        visitor=visitor_of(request),
-        cursor=query.cursor,
-        limit=query.limit,
-    )
+    wanted = {"state": query.state, "conversation_id": query.conversation, "cursor": query.cursor}
+    found = await read_for(request, goals.list_goals, limit=query.limit, **wanted)
     await record_reading(request, None, "goals")
     more = found[-1]["id"] if len(found) == query.limit else None
     return {"goals": found, "next": more}
@@ -76,16 +67,9 @@ async def index(request: Request, query: GoalFilter) -> dict[str, Any]:
 
 async def show(request: Request) -> dict[str, Any]:
     """Show a goal with its tasks."""
-    found = await _shown(request, request.path_params["id"])
+    found = await read_for(request, goals.show_goal, goal_id=request.path_params["id"])
     await record_reading(request, found["conversation_id"], found["id"])
     return found
-
-
-async def _shown(request: Request, goal_id: str) -> dict[str, Any]:
-    platform, visitor = platform_of(request), visitor_of(request)
-    return await platform.database.read(
-        goals.show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor
-    )
 
 
 async def add(request: Request, given: GoalWish) -> ApiAnswer:
@@ -117,7 +101,7 @@ async def add(request: Request, given: GoalWish) -> ApiAnswer:
         elsewhere=elsewhere,
     )
     wake(platform)
-    found = await _shown(request, goal_id)
+    found = await read_for(request, goals.show_goal, goal_id=goal_id)
     return ApiAnswer(found, location=f"/goals/{goal_id}")
 
 
@@ -147,14 +131,5 @@ async def _steer(request: Request, verb: str) -> ApiAnswer:
 async def tell(request: Request, given: GoalWords) -> ApiAnswer:
     """Say something about a goal."""
     goal_id = request.path_params["id"]
-    await _shown(request, goal_id)
-    visitor = visitor_of(request)
-    became = await goals.tell_goal(
-        platform_of(request),
-        goal_id,
-        given.text,
-        by=actor(request),
-        name=visitor.name,
-        trust=answering_trust(request),
-    )
+    became = await goals.tell_goal(request, goal_id, given.text)
     return ApiAnswer({"id": goal_id, "state": became}, location=f"/goals/{goal_id}")

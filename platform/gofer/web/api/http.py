@@ -12,12 +12,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gofer.app import Platform
 from gofer.errors import Malformed, NotFound, Stale
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.strict_json import load_json
 from gofer.validation import first_error
 from gofer.web.body import BodyError, read_body
+from gofer.web.queries import platform_of as platform_of
 
 WORKSPACE = FIRST_WORKSPACE
 
@@ -58,12 +58,6 @@ class Paged(RequestModel):
     def before(self) -> int | None:
         """The id of the last row of the page before."""
         return int(self.cursor) if self.cursor else None
-
-
-def platform_of(request: Request) -> Platform:
-    """The platform the app was built for."""
-    platform: Platform = request.app.state.platform
-    return platform
 
 
 async def read_raw_body(request: Request) -> bytes:

@@ -11,7 +11,7 @@ from gofer.memory.notes import MAX_NOTE
 from gofer.memory.transfer import MAX_ENTRIES
 from gofer.web.api.http import ApiAnswer, RequestModel, platform_of
 from gofer.web.auth import record_order, record_reading, visitor_of
-from gofer.web.queries import memories
+from gofer.web.queries import memories, read_for, write_for
 
 MAX_IMPORT = 8 * 1024 * 1024
 _SCOPE = "conversation:ID, person:ID (or person:me) or agent:NAME."
@@ -111,10 +111,7 @@ async def index(request: Request, query: MemoryFilter) -> dict[str, Any]:
 
 async def show(request: Request) -> dict[str, Any]:
     """Show a memory with its versions."""
-    platform = platform_of(request)
-    found = await platform.database.read(
-        memories.show, vault=platform.vault, visitor=visitor_of(request), memory_id=request.path_params["id"]
-    )
+    found = await read_for(request, memories.show, memory_id=request.path_params["id"])
     await record_order(request, found["conversation_id"], found["id"])
     return found
 
@@ -134,46 +131,24 @@ async def add(request: Request, given: NewNote) -> ApiAnswer:
 
 async def change(request: Request, given: MemoryChange) -> dict[str, Any]:
     """Change a memory. What is not given stays as it is."""
-    platform = platform_of(request)
-    return await platform.database.write(
-        memories.change,
-        vault=platform.vault,
-        visitor=visitor_of(request),
-        memory_id=request.path_params["id"],
-        text=platform.redactor.redact(given.text) if given.text is not None else None,
-        pinned=given.pinned,
-        scope_id=given.scope,
-    )
+    text = platform_of(request).redactor.redact(given.text) if given.text is not None else None
+    changes = {"text": text, "pinned": given.pinned, "scope_id": given.scope}
+    return await write_for(request, memories.change, memory_id=request.path_params["id"], **changes)
 
 
 async def forget(request: Request) -> dict[str, Any]:
     """Forget a memory. It can be restored."""
-    platform = platform_of(request)
-    return await platform.database.write(
-        memories.forget,
-        vault=platform.vault,
-        visitor=visitor_of(request),
-        memory_id=request.path_params["id"],
-    )
+    return await write_for(request, memories.forget, memory_id=request.path_params["id"])
 
 
 async def restore(request: Request) -> dict[str, Any]:
     """Restore a memory that was forgotten."""
-    platform = platform_of(request)
-    return await platform.database.write(
-        memories.restore,
-        vault=platform.vault,
-        visitor=visitor_of(request),
-        memory_id=request.path_params["id"],
-    )
+    return await write_for(request, memories.restore, memory_id=request.path_params["id"])
 
 
 async def export(request: Request, query: ScopeName) -> dict[str, Any]:
     """Export everything that was noted, oldest first."""
-    platform = platform_of(request)
-    found = await platform.database.read(
-        memories.export, vault=platform.vault, visitor=visitor_of(request), scope_id=query.scope
-    )
+    found = await read_for(request, memories.export, scope_id=query.scope)
     await record_reading(request, None, "memories")
     return {"memories": found}
 
@@ -194,5 +169,5 @@ async def take_in(request: Request, given: MemoryImport) -> dict[str, Any]:
 
 
 async def reindex(request: Request, given: ScopeName) -> dict[str, Any]:
-    """Make an index anew, under a new key."""
+    """Rebuild an index, under a new key."""
     return await memories.begin_reindex(platform_of(request), visitor_of(request), given.scope)

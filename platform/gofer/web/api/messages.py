@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 from starlette.requests import Request
 
 from gofer.app import Platform
-from gofer.errors import Conflict, Malformed, NotFound
+from gofer.errors import Conflict, Malformed
 from gofer.jobs.kinds import ANSWER
 from gofer.jobs.notifications import JOBS
 from gofer.runs.posts import Post, submit_post
@@ -25,6 +25,7 @@ from gofer.web.auth import Visitor, visitor_of
 from gofer.web.auth.members import digest, first_owner
 from gofer.web.chat.posts import ChatPost, take
 from gofer.web.chat.rooms import INTEGRATION, Room, choosable, find_room, open_room, web_connection
+from gofer.web.queries.agents import no_agent
 from gofer.web.queries.conversations import find_conversation
 from gofer.web.queries.runtimes import agent_spec
 
@@ -94,10 +95,10 @@ async def _chosen_agent(request: Request, wanted: str) -> str:
     """The agent that is to answer; a bound token's own. Raises NotFound."""
     bound = visitor_of(request).agent
     if bound and wanted not in ("", bound):
-        raise _no_agent(wanted)
+        raise no_agent(wanted)
     agent = wanted or bound
     if agent and agent not in await choosable(platform_of(request)):
-        raise _no_agent(agent)
+        raise no_agent(agent)
     return agent
 
 
@@ -106,10 +107,6 @@ async def _new_room(platform: Platform, visitor: Visitor) -> str:
     return await platform.database.write(
         open_room, vault=platform.vault, connection_id=connection.account.id, member_id=visitor.member_id
     )
-
-
-def _no_agent(name: str) -> NotFound:
-    return NotFound(f"There is no agent called {name[:40]!r}. `gofer agents list` shows those there are.")
 
 
 async def say(request: Request, given: AnswerMessage) -> ApiAnswer:

@@ -25,7 +25,7 @@ from gofer.jobs.notifications import JOBS
 from gofer.web.api.http import ApiAnswer, RequestModel, check_match, etag_of, platform_of
 from gofer.web.auth import note, visitor_of
 from gofer.web.auth.members import first_owner
-from gofer.web.queries import schedules
+from gofer.web.queries import read_for, schedules
 from gofer.web.queries.schedules import (
     MAX_TEXT,
     change_schedule,
@@ -79,18 +79,12 @@ class ScheduleChange(RequestModel):
 
 async def index(request: Request) -> dict[str, Any]:
     """List schedules."""
-    platform = platform_of(request)
-    found = await platform.database.read(list_schedules, vault=platform.vault, visitor=visitor_of(request))
-    return {"schedules": found}
+    return {"schedules": await read_for(request, list_schedules)}
 
 
 async def show(request: Request) -> ApiAnswer:
     """Show a schedule, with its next five times."""
-    platform = platform_of(request)
-    named, visitor = request.path_params["id"], visitor_of(request)
-    shown, row = await platform.database.read(
-        schedules.read_schedule, vault=platform.vault, named=named, visitor=visitor
-    )
+    shown, row = await read_for(request, schedules.read_schedule, named=request.path_params["id"])
     return _shown(request, shown, _version(row))
 
 

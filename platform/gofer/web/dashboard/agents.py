@@ -12,25 +12,19 @@ from starlette.responses import RedirectResponse, Response
 
 from gofer.errors import Conflict, GoferError, Malformed, NotFound
 from gofer.runs.agent_files import NAME, AgentFileError, AgentSpec
-from gofer.runs.agent_writer import (
-    EXAMPLE,
-    AgentTexts,
-    new_agent,
-    put_agent,
-    remove_agent,
-    switch_heartbeat,
-)
+from gofer.runs.agent_writer import EXAMPLE, AgentTexts, put_agent, remove_agent
 from gofer.web.auth import actor, audited, visitor_of
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.dashboard.endpoints import form_of, page, text_of
 from gofer.web.dashboard.render import platform_of, redirect, render
+from gofer.web.queries import heartbeats
 from gofer.web.queries.agents import (
     agent_identity,
     agent_texts,
     agents_directory,
     changing_agents,
-    check_layered,
     clear_worker_load,
+    create_agent,
     list_agents,
     worker_load,
 )
@@ -162,18 +156,9 @@ async def clear(request: Request) -> Response:
 @page("owner")
 async def switch(request: Request) -> Response:
     """Switch the heartbeat on or off."""
-    platform, name = platform_of(request), request.path_params["name"]
-    form = await form_of(request)
+    name, form = request.path_params["name"], await form_of(request)
     enabled = text_of(form, "enabled") == "yes"
-    await heartbeat_of(platform, name)
-    async with changing_agents(request):
-        await asyncio.to_thread(
-            switch_heartbeat,
-            agents_directory(platform),
-            name,
-            enabled=enabled,
-            layered=platform.settings.agent_runtime_v1,
-        )
+    await heartbeats.switch(request, name, enabled=enabled)
     return redirect(f"/agents/{name}", f"The heartbeat is {'on' if enabled else 'off'}.")
 
 
@@ -230,11 +215,8 @@ async def authorised(request: Request) -> Response:
 @page("owner")
 async def create(request: Request) -> Response:
     """Make a folder with files that explain themselves."""
-    platform, form = platform_of(request), await form_of(request)
-    check_layered(platform)
-    name = text_of(form, "name").strip()
-    async with changing_agents(request):
-        await asyncio.to_thread(new_agent, agents_directory(platform), name)
+    name = text_of(await form_of(request), "name").strip()
+    await create_agent(request, name)
     return redirect(f"/agents/{name}", f"{name} has a folder now. Tell it who it is.")
 
 

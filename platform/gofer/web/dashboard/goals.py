@@ -9,8 +9,8 @@ from gofer.errors import Malformed
 from gofer.web.auth import actor, record_reading, visitor_of
 from gofer.web.dashboard.endpoints import form_of, page, text_of
 from gofer.web.dashboard.render import platform_of, redirect, render
-from gofer.web.queries import goals
-from gofer.web.queries.questions import answering_trust, list_questions
+from gofer.web.queries import goals, read_for
+from gofer.web.queries.questions import list_questions
 
 SAID = {"pause": "Paused.", "resume": "Going on.", "cancel": "Cancelled. What ran of it is stopped."}
 
@@ -19,7 +19,7 @@ SAID = {"pause": "Paused.", "resume": "Going on.", "cancel": "Cancelled. What ra
 async def index(request: Request) -> Response:
     """Every goal, by state."""
     platform = platform_of(request)
-    found = await platform.database.read(goals.board, vault=platform.vault, visitor=visitor_of(request))
+    found = await read_for(request, goals.board)
     await record_reading(request, None, "goals")
     return render(request, "goals.html", board=platform.redactor.redact_value(found))
 
@@ -28,12 +28,9 @@ async def index(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """One goal."""
     platform, goal_id = platform_of(request), request.path_params["id"]
-    visitor = visitor_of(request)
-    found = await platform.database.read(
-        goals.show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor
-    )
+    found = await read_for(request, goals.show_goal, goal_id=goal_id)
     await record_reading(request, found["conversation_id"], goal_id)
-    asked = await platform.database.read(list_questions, vault=platform.vault, visitor=visitor, limit=100)
+    asked = await read_for(request, list_questions, limit=100)
     mine = [question for question in asked if question["job_id"] == found["job_id"]]
     shown = platform.redactor.redact_value(found)
     steps = [task for task in shown["tasks"] if task["number"]]
@@ -55,17 +52,7 @@ async def change(request: Request) -> Response:
     platform, form, goal_id = platform_of(request), await form_of(request), request.path_params["id"]
     verb = request.path_params["verb"]
     if verb == "tell":
-        await platform.database.read(
-            goals.show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor_of(request)
-        )
-        told = await goals.tell_goal(
-            platform,
-            goal_id,
-            text_of(form, "text").strip(),
-            by=actor(request),
-            name=visitor_of(request).name,
-            trust=answering_trust(request),
-        )
+        told = await goals.tell_goal(request, goal_id, text_of(form, "text").strip())
         return redirect(f"/goals/{goal_id}", "Answered." if told == "answered" else "Noted for the planner.")
     if verb not in goals.VERBS:
         raise Malformed("A goal can be paused, resumed, cancelled, or told something.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -13,7 +12,7 @@ from gofer.errors import Malformed
 from gofer.web.auth import record_order, record_reading, visitor_of
 from gofer.web.dashboard.endpoints import form_of, page, text_of
 from gofer.web.dashboard.render import platform_of, redirect, render
-from gofer.web.queries import agent_names, memories
+from gofer.web.queries import agent_names, memories, read_for, write_for
 
 MAX_LISTED = 100
 
@@ -51,22 +50,9 @@ async def index(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """One memory with its versions."""
     platform = platform_of(request)
-    found = await _verb(request, memories.show, read=True)
+    found = await read_for(request, memories.show, memory_id=request.path_params["id"])
     await record_order(request, found["conversation_id"], found["id"])
     return render(request, "memory.html", memory=platform.redactor.redact_value(found))
-
-
-async def _verb(request: Request, verb: Any, *, read: bool = False, **values: Any) -> Any:
-    platform = platform_of(request)
-    database = platform.database
-    work = partial(
-        verb,
-        vault=platform.vault,
-        visitor=visitor_of(request),
-        memory_id=request.path_params["id"],
-        **values,
-    )
-    return await (database.read(work) if read else database.write(work))
 
 
 @page("operator", form=index)
@@ -115,35 +101,36 @@ def _places(text: str) -> dict[str, str]:
 
 @page("owner")
 async def reindex(request: Request) -> Response:
-    """Make every index anew, under new keys."""
+    """Rebuild every index, under new keys."""
     await form_of(request)
     begun = await memories.begin_reindex(platform_of(request), visitor_of(request), "")
     still = f" {len(begun['degraded'])} audiences still cannot be read." if begun["degraded"] else ""
-    return redirect("/memory", f"{begun['scopes']} indexes are being made anew.{still}")
+    return redirect("/memory", f"{begun['scopes']} indexes are being rebuilt.{still}")
 
 
 @page("operator")
 async def change(request: Request) -> Response:
     """Other words, a pin, another audience, forgotten or restored."""
     form, memory_id = await form_of(request), request.path_params["id"]
+    change_it = partial(write_for, request, memories.change, memory_id=memory_id)
     match request.path_params["verb"]:
         case "edit":
             text = platform_of(request).redactor.redact(text_of(form, "text"))
-            await _verb(request, memories.change, text=text, pinned=None, scope_id=None)
+            await change_it(text=text, pinned=None, scope_id=None)
             told = "Changed. The old words stay as a version."
         case "pin":
             pinned = text_of(form, "pinned") == "on"
-            await _verb(request, memories.change, text=None, pinned=pinned, scope_id=None)
+            await change_it(text=None, pinned=pinned, scope_id=None)
             told = "Pinned." if pinned else "Not pinned any more."
         case "audience":
             scope = text_of(form, "scope").strip()
-            made = await _verb(request, memories.change, text=None, pinned=None, scope_id=scope)
+            made = await change_it(text=None, pinned=None, scope_id=scope)
             memory_id, told = made["id"], "Kept for its new audience."
         case "forget":
-            await _verb(request, memories.forget)
+            await write_for(request, memories.forget, memory_id=memory_id)
             told = "Forgotten. It can be restored."
         case "restore":
-            await _verb(request, memories.restore)
+            await write_for(request, memories.restore, memory_id=memory_id)
             told = "Restored."
         case _:
             raise Malformed("A memory can be edited, pinned, forgotten or restored.")
@@ -154,12 +141,8 @@ async def change(request: Request) -> Response:
 async def export(request: Request) -> Response:
     """What was noted, as JSON lines to download."""
     platform = platform_of(request)
-    found = await platform.database.read(
-        memories.export,
-        vault=platform.vault,
-        visitor=visitor_of(request),
-        scope_id=request.query_params.get("scope", "")[:200],
-    )
+    scope_id = request.query_params.get("scope", "")[:200]
+    found = await read_for(request, memories.export, scope_id=scope_id)
     await record_reading(request, None, "memories")
     lines = "".join(json.dumps(platform.redactor.redact_value(each)) + "\n" for each in found)
     headers = {"content-disposition": 'attachment; filename="memories.jsonl"'}

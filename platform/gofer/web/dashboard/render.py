@@ -19,11 +19,11 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from gofer.app import Platform
 from gofer.sanitize import plain_text
 from gofer.web.auth import caller_of, csrf_of, visitor_of
 from gofer.web.auth.principal import ROLES, Role
 from gofer.web.dashboard.sanitize import inert, ticks, words
+from gofer.web.queries import platform_of as platform_of
 from gofer.web.static_files import StaticFiles
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -122,12 +122,6 @@ class Renderer:
     def html(self, template: str, **values: Any) -> str:
         """A page's text."""
         return self._environment.get_template(template).render(values)
-
-
-def platform_of(request: Request) -> Platform:
-    """The platform the app was built for."""
-    platform: Platform = request.app.state.platform
-    return platform
 
 
 def render(

@@ -5,7 +5,6 @@ The answer is taken only in the browser that began it: the state it comes with m
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from urllib.parse import urlsplit
 
@@ -17,6 +16,7 @@ from gofer.errors import Malformed, Refused
 from gofer.integration import Integration
 from gofer.web.auth import POLICY, actor, audited, caller_of, visitor_of
 from gofer.web.auth.confirmation import check_confirmed
+from gofer.web.auth.members import digest
 from gofer.web.dashboard.connections import apply_and_show, fields_of, settings_in
 from gofer.web.dashboard.endpoints import form_of, page, text_of
 from gofer.web.dashboard.render import platform_of, render
@@ -67,7 +67,7 @@ async def show(request: Request) -> Response:
     response.headers["content-security-policy"] = POLICY.replace("form-action 'self'", allowed)
     secure = caller_of(request).secure
     response.set_cookie(
-        COOKIE, _digest(begun.state), max_age=int(SETUP_TIMEOUT), path=BACK, secure=secure, httponly=True,
+        COOKIE, digest(begun.state), max_age=int(SETUP_TIMEOUT), path=BACK, secure=secure, httponly=True,
         samesite="lax",
     )  # fmt: skip
     return response
@@ -77,7 +77,7 @@ async def show(request: Request) -> Response:
 async def back(request: Request) -> Response:
     """The service's answer: the account is fetched and its keys are sealed before anything else happens."""
     state, code = request.query_params.get("state", ""), request.query_params.get("code", "")
-    if not hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), _digest(state).encode()):
+    if not hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), digest(state).encode()):
         raise Refused("This answer belongs to a sign-up that was not begun in this browser. Begin it again.")
     if not code:
         raise Malformed("The service sent no code. Begin the sign-up again.")
@@ -100,7 +100,3 @@ def _here(request: Request) -> str:
     """Where this browser found us, which it is to be sent back to; the guard knows the name."""
     scheme = "https" if caller_of(request).secure else "http"
     return f"{scheme}://{request.headers['host']}"
-
-
-def _digest(state: str) -> str:
-    return hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest()

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from sqlalchemy import Column, Connection, Select, Table, select
+from starlette.requests import Request
 
+from gofer.app import Platform
 from gofer.store import tables  # not its names: modules of this package have the same ones
 from gofer.store.row_macs import MAC
+from gofer.web.auth import visitor_of
 
+T = TypeVar("T")
 NEVER_SHOWN = ("sealed", "data_key", MAC)
+
+
+def platform_of(request: Request) -> Platform:
+    """The platform that the app was built for."""
+    platform: Platform = request.app.state.platform
+    return platform
+
+
+async def read_for(request: Request, verb: Callable[..., T], **values: Any) -> T:
+    """Run a verb that only reads, with the vault and with whoever asks."""
+    platform = platform_of(request)
+    return await platform.database.read(verb, vault=platform.vault, visitor=visitor_of(request), **values)
+
+
+async def write_for(request: Request, verb: Callable[..., T], **values: Any) -> T:
+    """The same for a verb that changes something."""
+    platform = platform_of(request)
+    return await platform.database.write(verb, vault=platform.vault, visitor=visitor_of(request), **values)
 
 
 def without(table: Table, *names: str) -> list[Column[Any]]:

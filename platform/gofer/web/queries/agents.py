@@ -15,9 +15,11 @@ from starlette.requests import Request
 from gofer.app import Platform
 from gofer.errors import Conflict, NotFound
 from gofer.goals.load import clear_load, load_of
+from gofer.intake.scheduled_messages import find_agent
 from gofer.runs.agent_files import NAME, AgentFiles, AgentSpec, default_agent, in_force
-from gofer.runs.agent_writer import AgentTexts, texts
+from gofer.runs.agent_writer import AgentTexts, new_agent, texts
 from gofer.store.tables import LIVE, agents, in_state, jobs
+from gofer.web.queries import platform_of
 
 MAX_PEOPLE = 50
 """People whose own USER files are looked at for conflicts."""
@@ -98,29 +100,35 @@ def _identity(files: AgentFiles, spec: AgentSpec, owner: bool) -> dict[str, Any]
 
 @contextlib.asynccontextmanager
 async def changing_agents(request: Request) -> AsyncIterator[None]:
-    """One at a time changes the files, so that nobody's change falls between a look and a change."""
+    """Only one request at a time changes the files, so no change falls between another's check and write."""
     async with request.app.state.agents_turn:
         yield
         await request.app.state.platform.agents_changed()
 
 
+async def create_agent(request: Request, name: str) -> AgentSpec:
+    """Make an agent's folder, with files that explain themselves; raises Conflict."""
+    platform = platform_of(request)
+    check_layered(platform)
+    async with changing_agents(request):
+        return await asyncio.to_thread(new_agent, agents_directory(platform), name)
+
+
 async def worker_load(platform: Platform, name: str) -> dict[str, Any]:
     """What an agent's workers have to do; raises NotFound."""
-    agent_id = await platform.database.read(_agent_id, name=name)
+    agent_id = await platform.database.read(find_agent, name=name)
     found = await platform.database.read(load_of, agent_id=agent_id, settings=platform.settings)
     return asdict(found)
 
 
 async def clear_worker_load(platform: Platform, name: str, *, by: str, fresh: bool) -> dict[str, Any]:
-    """Drop an agent's tasks that wait for a worker, and count anew; raises NotFound."""
-    agent_id = await platform.database.read(_agent_id, name=name)
+    """Drop an agent's tasks that wait for a worker, and reset the counts; raises NotFound."""
+    agent_id = await platform.database.read(find_agent, name=name)
     return asdict(
         await clear_load(platform.database, platform.signals, platform.settings, agent_id, by=by, fresh=fresh)
     )
 
 
-def _agent_id(connection: Connection, name: str) -> str:
-    found = connection.execute(select(agents.c.id).where(agents.c.name == name)).scalar()
-    if found is None:
-        raise NotFound(f"There is no agent {name[:64]!r}. `gofer agents list` shows those there are.")
-    return str(found)
+def no_agent(name: str) -> NotFound:
+    """The error for an agent that is not there."""
+    return NotFound(f"There is no agent called {name[:40]!r}. `gofer agents list` shows those there are.")

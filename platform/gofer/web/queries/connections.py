@@ -37,7 +37,7 @@ def read_connection(connection: Connection, connection_id: str) -> dict[str, Any
 
 
 def hook_url(platform: Platform, connection_id: str) -> str | None:
-    """Where its service posts to: by the public URL, or where this process listens."""
+    """The URL that its service posts to: below the public URL, or below this process's address."""
     base = platform.settings.public_url.rstrip("/") or platform.url
     return f"{base}/hooks/{connection_id}" if base else None
 

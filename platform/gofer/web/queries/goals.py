@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select, tuple_
+from starlette.requests import Request
 
 from gofer.app import Platform
 from gofer.errors import Forbidden, GoferError, NotFound
@@ -20,9 +21,11 @@ from gofer.store.db_time import now
 from gofer.store.messages import StoredMessage
 from gofer.store.tables import Trust, agents, goals, tasks
 from gofer.vault.envelope import Vault
-from gofer.web.auth import Visitor, open_to
+from gofer.web.auth import Visitor, actor, open_to, visitor_of
+from gofer.web.queries import platform_of
 from gofer.web.queries.conversations import find_conversation
 from gofer.web.queries.jobs import wake
+from gofer.web.queries.questions import answering_trust
 
 VERBS = {"pause": records.pause, "resume": records.resume, "cancel": records.cancel}
 MAX_EACH = 30
@@ -207,10 +210,14 @@ async def steer_goal(
     return state
 
 
-async def tell_goal(platform: Platform, goal_id: str, text: str, *, by: str, name: str, trust: str) -> str:
-    """Say something about a goal; returns what became of it."""
+async def tell_goal(request: Request, goal_id: str, text: str) -> str:
+    """Say something about a goal in the name of whoever asks; returns what became of it. Raises NotFound, also where
+    they may not read it."""
+    platform, visitor = platform_of(request), visitor_of(request)
+    await platform.database.read(show_goal, vault=platform.vault, goal_id=goal_id, visitor=visitor)
+    said = {"by": actor(request), "name": visitor.name, "trust": answering_trust(request)}
     told = await platform.database.write(
-        records.tell, vault=platform.vault, goal_id=goal_id, text=text, by=by, name=name, trust=trust
+        records.tell, vault=platform.vault, goal_id=goal_id, text=text, **said
     )
     wake(platform)
     return told

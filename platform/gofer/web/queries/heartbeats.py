@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from sqlalchemy import Connection, select
+from starlette.requests import Request
 
 from gofer.agent.prices import MICROS
 from gofer.app import Platform
@@ -13,9 +14,11 @@ from gofer.errors import NotFound
 from gofer.heartbeat.findings import RECOMMENDATIONS, HeartbeatWatch, clock, home_of
 from gofer.heartbeat.records import set_muted, spent_today
 from gofer.runs.agent_files import AgentFiles, AgentSpec, in_force
+from gofer.runs.agent_writer import switch_heartbeat
 from gofer.runs.heartbeat_settings import HeartbeatItem
 from gofer.store.tables import agents, conversations, heartbeat_findings, participants
-from gofer.web.queries import rows
+from gofer.web.queries import platform_of, rows
+from gofer.web.queries.agents import agents_directory, changing_agents, no_agent
 
 MAX_SHOWN = 50
 
@@ -33,7 +36,7 @@ async def heartbeat_of(platform: Platform, name: str) -> dict[str, Any]:
 def _from_files(files: AgentFiles, name: str) -> tuple[AgentSpec, tuple[HeartbeatItem, ...], list[str]]:
     found = {spec.name: spec for spec in in_force(files.look())}
     if name not in found:
-        raise NotFound(f"There is no agent called {name[:40]!r}. `gofer agents list` shows those there are.")
+        raise no_agent(name)
     listed = files.heartbeat_list(found[name])
     return found[name], listed.items, list(listed.problems)
 
@@ -80,6 +83,18 @@ def _stored(connection: Connection, spec: AgentSpec, timezone: str) -> dict[str,
             for each in rows(connection, found)
         ],
     }
+
+
+async def switch(request: Request, name: str, *, enabled: bool) -> dict[str, Any]:
+    """Switch an agent's heartbeat on or off in its file, and return the heartbeat; raises NotFound."""
+    platform = platform_of(request)
+    await heartbeat_of(platform, name)
+    layered = platform.settings.agent_runtime_v1
+    async with changing_agents(request):
+        await asyncio.to_thread(
+            switch_heartbeat, agents_directory(platform), name, enabled=enabled, layered=layered
+        )
+    return await heartbeat_of(platform, name)
 
 
 async def mute(platform: Platform, name: str, conversation_id: str, *, muted: bool, by: str) -> None:

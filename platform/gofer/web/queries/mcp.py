@@ -11,14 +11,14 @@ from gofer.mcp.settings import SERVER, McpServerSettings, with_table, without_ta
 from gofer.runs.agent_files import AgentFileError, AgentSpec
 from gofer.runs.agent_writer import put_agent
 from gofer.store.bootstrap import FIRST_AGENT
-from gofer.web.queries.agents import agent_texts, agents_directory, list_agents
+from gofer.web.queries.agents import agent_texts, agents_directory, list_agents, no_agent
 
 
 async def list_servers(platform: Platform, agent: str = "") -> list[dict[str, Any]]:
     """Every server that an agent's file names, or those of one agent; raises NotFound for an unknown agent."""
     found = await list_agents(platform)
     if agent and agent not in found:
-        raise _no_agent(agent)
+        raise no_agent(agent)
     return [
         {
             "agent": each["name"],
@@ -40,7 +40,7 @@ async def find_server(platform: Platform, agent: str, name: str) -> McpServerSet
     """A server as its agent's file has it; raises NotFound."""
     found = (await list_agents(platform)).get(agent)
     if found is None:
-        raise _no_agent(agent)
+        raise no_agent(agent)
     spec = AgentSpec.model_validate(found["spec"]) if found["spec"] else AgentSpec(name=agent)
     if name not in spec.mcp:
         raise NotFound(f"{agent} has no MCP server {name[:40]!r}. `gofer mcp list` shows those there are.")
@@ -73,7 +73,7 @@ async def put_server(platform: Platform, agent: str, name: str, settings: McpSer
         raise ConfigError("A server's name has a-z, 0-9 and -, 20 characters at most.")
     files = await agent_texts(platform, agent)
     if files is None and agent != FIRST_AGENT:
-        raise _no_agent(agent)
+        raise no_agent(agent)
     if settings is None:
         await find_server(platform, agent, name)
     before = files.toml if files is not None else ""
@@ -82,7 +82,3 @@ async def put_server(platform: Platform, agent: str, name: str, settings: McpSer
         await asyncio.to_thread(put_agent, agents_directory(platform), agent, text, None)
     except AgentFileError as error:
         raise ConfigError(f"line {error.line}: {error.message}") from None
-
-
-def _no_agent(name: str) -> NotFound:
-    return NotFound(f"There is no agent called {name[:40]!r}. `gofer agents list` shows those there are.")

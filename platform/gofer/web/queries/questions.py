@@ -8,12 +8,14 @@ from sqlalchemy import ColumnElement, Connection, select
 from starlette.requests import Request
 
 from gofer.errors import NotFound
+from gofer.jobs.control import answer
 from gofer.jobs.outcome import OWNERS
 from gofer.store.encryption import conversation_key, unseal
 from gofer.store.tables import goals, jobs, questions
 from gofer.vault.envelope import Vault
-from gofer.web.auth import Visitor, open_to, visitor_of
-from gofer.web.queries.jobs import of_agent
+from gofer.web.auth import Visitor, actor, open_to, visitor_of
+from gofer.web.queries import platform_of
+from gofer.web.queries.jobs import of_agent, wake
 
 
 def list_questions(
@@ -61,6 +63,18 @@ def answering_trust(request: Request) -> str:
     return "owner" if visitor.may("owner") else "member"
 
 
+async def answer_question(request: Request, question_id: str, text: str) -> int:
+    """Answer a question in the name of whoever asks, and return the job that goes on; raises NotFound and Conflict."""
+    platform = platform_of(request)
+    await platform.database.read(check_question, question_id=question_id, visitor=visitor_of(request))
+    answered = {"by": actor(request), "trust": answering_trust(request)}
+    job_id = await platform.database.write(
+        answer, vault=platform.vault, question_id=question_id, text=text, **answered
+    )
+    wake(platform)
+    return job_id
+
+
 _SHOWN = ("id", "job_id", "conversation_id", "asked_of", "asked_at", "expires_at", "answered_at", "goal_id")
 
 
@@ -77,5 +91,5 @@ def _describe(connection: Connection, vault: Vault, row: Any, owner: bool) -> di
         return {**shown, "question": "", "choices": [], "answer": None}
     question = "" if row.sealed is None else unseal(key, row.sealed, "question", row.id)
     choices = [] if row.choices is None else unseal(key, row.choices, "choices", row.id)
-    answer = None if row.answer is None else unseal(key, row.answer, "answer", row.id)["text"]
-    return {**shown, "question": str(question), "choices": list(choices), "answer": answer}
+    answered = None if row.answer is None else unseal(key, row.answer, "answer", row.id)["text"]
+    return {**shown, "question": str(question), "choices": list(choices), "answer": answered}

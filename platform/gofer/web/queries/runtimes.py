@@ -24,6 +24,7 @@ from gofer.store.tables import agents, events, hops, jobs, participants, runtime
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
 from gofer.web.auth import Visitor
+from gofer.web.queries.agents import no_agent
 from gofer.web.queries.conversations import find_conversation
 
 LIVE_ACTION = {"tmux": "deliver", "acp": "prompt"}
@@ -37,9 +38,7 @@ async def agent_spec(platform: Platform, name: str) -> AgentSpec:
     except NotFound:
         if name == FIRST_AGENT:
             return AgentSpec(name=name)
-        raise NotFound(
-            f"There is no agent called {name[:40]!r}. `gofer agents list` shows those there are."
-        ) from None
+        raise no_agent(name) from None
     except ConfigError as error:
         raise Conflict(str(error)) from None
 
