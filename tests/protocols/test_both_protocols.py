@@ -125,9 +125,10 @@ def test_what_is_sent_twice_is_said_once(house: House, token: str, protocol: str
 def test_a_client_that_went_finds_what_was_answered(house: House, token: str, protocol: str) -> None:
     with connected(protocol, house, token, f"went-{protocol}") as client:
         client.say("$ sleep 0.3; echo late", f"{protocol}-went-message-1")
-        client.answer()
     with connected(protocol, house, token, f"went-{protocol}") as client:
+        until(lambda: client.spoken()[-1][0] == "assistant")
         assert "late" in client.spoken()[-1][1]
+        assert len(client.spoken()) == 2
 
 
 def test_what_is_under_way_is_stopped(house: House, token: str, protocol: str) -> None:

@@ -81,6 +81,13 @@ def test_nobody_enters_without_the_right(house: House, token: str) -> None:
     assert refused(house, reader) == 403
 
 
+@pytest.mark.parametrize("name", ["session", "sessionId", "session_id", "sessionKey", "session-key"])
+def test_a_session_is_named_in_each_way_that_clients_do(house: House, token: str, name: str) -> None:
+    named: dict[str, Any] = {name: f"by-{name}"}
+    with session(house, token, **named) as client:
+        assert client.next()["sessionKey"] == f"by-{name}"
+
+
 @pytest.mark.parametrize(
     ("sent", "code"),
     [
@@ -306,5 +313,6 @@ def test_capabilities_are_the_parts_that_are_switched_on(house: House, token: st
             assert client.say("hello")  # and what every client knows still works
         with session(off, off.token(off.owner()), agent="beating") as client:
             assert client.next()["capabilities"] == ["heartbeat"]
+            assert client.ask("agent.heartbeat")["phase"] == "heartbeat"
     finally:
         off.close()

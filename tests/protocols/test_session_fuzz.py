@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 
 from gofer.web.protocols.session import HANDLERS
@@ -42,6 +43,16 @@ def test_the_schema_names_every_message_and_action(house: House) -> None:
     named = {key.removeprefix("client.") for key in SCHEMA["$defs"] if key.startswith("client.")}
     assert set(HANDLERS) <= named
     assert set(ACTIONS) <= set(SCHEMA["$defs"]["client.agent.control"]["properties"]["action"]["enum"])
+
+
+@pytest.mark.parametrize("kind", ["chat.send", "session.send", "agent.run.start", "agent.run.step"])
+def test_what_cannot_be_said_is_refused_in_each_way_to_say_it(house: House, token: str, kind: str) -> None:
+    with session(house, token) as client:
+        client.next()
+        odd_ones: list[Any] = [" ", 7, True, None, [], {}, ["hello"]]
+        for odd in odd_ones:
+            assert client.ask(kind, content=odd)["type"] == "error"
+        assert client.ask("session.history")["messages"] == []
 
 
 def test_odd_messages_are_answered(house: House, token: str) -> None:
