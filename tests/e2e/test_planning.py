@@ -183,6 +183,25 @@ def test_a_failed_task_is_planned_around(studio: Studio) -> None:
     assert "by bus (failed: no bus on Sundays)" in studio.report(goal)
 
 
+def test_a_goal_with_a_task_that_nobody_made_up_for_is_failed_wherever_one_looks(studio: Studio) -> None:
+    def worker(request: Mapping[str, Any]) -> Reply:
+        if "Do by bus." in json.dumps(request["messages"]):
+            return calls(call("finish_task", outcome="failed", summary="no bus on Sundays"))
+        return done("found it")
+
+    made = studio.goal(plan(step("by bus"), step("by boat"), step("by foot")), plan(), worker=worker)
+    goal = studio.until(made, "failed")
+    assert (goal["reason"], goal["tasks_done"]) == ("tasks", 2)
+    report = studio.report(goal)
+    assert "not all of it worked" in report
+    assert "Here is what you wanted." in report, "what there is"
+    assert "by bus (failed: no bus on Sundays)" in report
+    browser = studio.house.browser()
+    browser.follow(studio.house.link(studio.house.owner()))
+    assert "Goal, failed" in browser.get(f"/chat/{goal['conversation_id']}").text
+    assert "<code>tasks</code>" in browser.get(f"/goals/{made}").text
+
+
 def test_what_a_task_asks_reaches_the_person_and_the_answer_the_planner(studio: Studio) -> None:
     def worker(request: Mapping[str, Any]) -> Reply:
         if "Do the first." in json.dumps(request["messages"]):

@@ -22,10 +22,9 @@ def task(*needs: int, **values: Any) -> dict[str, Any]:
     return {"title": "look", "kind": "research", "instructions": "look there", "needs": list(needs), **values}
 
 
-def made(*tasks: dict[str, Any], keep: tuple[int, ...] = ()) -> PlanArguments:
-    return PlanArguments.model_validate(
-        {"reply": "", "tasks": list(tasks), "keep": list(keep), "remember": []}
-    )
+def made(*tasks: dict[str, Any], keep: tuple[int, ...] = (), without: tuple[int, ...] = ()) -> PlanArguments:
+    given = {"reply": "", "tasks": list(tasks), "keep": list(keep), "without": list(without), "remember": []}
+    return PlanArguments.model_validate(given)
 
 
 def known(number: int, state: str) -> KnownTask:
@@ -65,6 +64,16 @@ def test_a_plan_that_cannot_be_carried_out_says_why(tasks: tuple[dict[str, Any],
 def test_a_plan_of_another_shape_is_refused_by_its_schema(tasks: list[dict[str, Any]], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         made(*tasks)
+
+
+def test_nothing_is_kept_that_waits_for_what_failed_and_only_what_failed_is_done_without() -> None:
+    stuck = KnownTask(3, "old", "research", "queued", needs=(2,))
+    before = [known(1, "done"), known(2, "failed"), stuck]
+    assert not plan_errors(made(without=(2,)), before)
+    said = " ".join(plan_errors(made(keep=(3,), without=(1, 9)), before))
+    assert "Task 3 cannot be kept: it needs task 2, which is failed" in said
+    assert "Task 1 cannot be done without: it is done" in said
+    assert "Task 9 cannot be done without: there is none with that number" in said
 
 
 def test_what_is_done_stays_done_when_the_plan_changes() -> None:
