@@ -93,13 +93,9 @@ def make_goal(
     )
     if not hearing:
         return ""
-    ids = [agent_id for agent_id, _ in hearing]
-    named = dict(connection.execute(select(agents.c.id, agents.c.name).where(agents.c.id.in_(ids))).all())
-    hearing = [each for each in hearing if named.get(each[0]) not in elsewhere]
-    if not hearing:
-        raise runs_elsewhere(named[ids[0]])
-    ids = [agent_id for agent_id, _ in hearing]
-    several = tuple(named[each] for each in ids if each in named) if len(ids) > 1 else ()
+    takers = _takers(connection, hearing, elsewhere)
+    several = tuple(name for _, _, name in takers) if len(takers) > 1 else ()
+    agent_id, participant_id, _ = takers[0]
     goal_id = create_goal(
         connection,
         vault,
@@ -108,8 +104,8 @@ def make_goal(
             workspace_id=workspace_id,
             conversation_id=conversation_id,
             connection_id=read.connection_id,
-            agent_id=ids[0],
-            participant_id=hearing[0][1],
+            agent_id=agent_id,
+            participant_id=participant_id,
             asked_by=message.author.id,
             trust=read.trust.value,
             message_seq=read.seq,
@@ -120,6 +116,21 @@ def make_goal(
     )
     _keep_as_talk(connection, vault, conversation_id, read)
     return goal_id
+
+
+def _takers(
+    connection: Connection, hearing: Sequence[tuple[str, str]], elsewhere: Collection[str]
+) -> list[tuple[str, str, str]]:
+    """The agents that can take a goal: id, participant and name. Raises Conflict when all of them run elsewhere."""
+    ids = [agent_id for agent_id, _ in hearing]
+    named = dict(connection.execute(select(agents.c.id, agents.c.name).where(agents.c.id.in_(ids))).all())
+    known = [
+        (agent_id, participant, named[agent_id]) for agent_id, participant in hearing if agent_id in named
+    ]
+    found = [each for each in known if each[2] not in elsewhere]
+    if not found:
+        raise runs_elsewhere(known[0][2])
+    return found
 
 
 def runs_elsewhere(agent: str) -> Conflict:
