@@ -391,6 +391,8 @@ def test_with_a_damaged_index_the_agent_answers_and_everybody_is_told(town: Town
     data = town.house.read(lambda connection: connection.execute(marked).scalars().all())[-1]
     assert (data["job_id"], data["scopes"]) == (job, [scope])
     assert f"gofer memory reindex --scope {scope}" in browser.get("/memory").text
+    recalled = api.get(f"/conversations/{town.rooms['ann-broken'][0]}/memories", params={"query": "cranes"})
+    assert f"gofer memory reindex --scope {scope}" in str(recalled.json()["problems"])
     assert scope in api.get("/doctor").text
     assert "gofer_memory_degraded 1.0" in browser.get("/metrics").text
     assert api.post("/memories/reindex", json={"scope": scope}).json() == {"scopes": 1, "degraded": []}

@@ -1080,6 +1080,8 @@ class ConversationMemories(Shape):
     """What is remembered of a conversation, best first."""
 
     memories: list[RememberedNote]
+    problems: list[str]
+    """What could not be searched, and what to do about it."""
 
 
 class McpServer(Shape):

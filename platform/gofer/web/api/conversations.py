@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from gofer.integration import Incoming
 from gofer.memory.notes import MAX_NOTE
+from gofer.memory.recall import advice
 from gofer.memory.records import Memory, turn_id
 from gofer.memory.scopes import conversation_scope
 from gofer.web.api.http import MAX_ROWS, Number, Paged, RequestModel, next_cursor, platform_of
@@ -183,7 +184,8 @@ async def recall(request: Request, query: MemoryQuery) -> dict[str, Any]:
     await platform.database.read(_check_memories, request=request)
     found = await platform.recall.search([scope_id], query.query, query.limit)
     await record_reading(request, conversation_id)
-    return {"memories": [_remembered(each.memory) for each in found.found]}
+    problems = [advice(*each) for each in sorted(found.degraded.items())]
+    return {"memories": [_remembered(each.memory) for each in found.found], "problems": problems}
 
 
 async def remember(request: Request, given: ConversationNote) -> dict[str, Any]:
