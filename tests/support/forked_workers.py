@@ -12,7 +12,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pytest
@@ -83,16 +83,30 @@ def _prepare(later: str, arguments: list[str]) -> None:
     import pytest
 
     # `-s`: what is imported may keep the `sys.stderr` it finds.
-    pytest.main(["--collect-only", "-qqq", "-s", "-p", "no:cacheprovider", *arguments])
+    options = ["--collect-only", "-qqq", "-s", "-p", "no:cacheprovider"]
+    pytest.main([*options, *arguments], plugins=[ImportsAlone(bool(later))])
     from support.sqlite_template import make_templates
 
     make_templates()
     if later:  # nearly every worker will need them
-        _start_forkserver()
         for name in later.split(","):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
+
+
+class ImportsAlone:
+    """A plugin of pytest that has it import the tests' modules and not look for tests in them: each worker does."""
+
+    def __init__(self, all_of_them: bool) -> None:
+        self._all_of_them = all_of_them
+
+    def pytest_collection(self) -> None:
+        if self._all_of_them:
+            _start_forkserver()  # it imports on another core meanwhile
+
+    def pytest_pycollect_makeitem(self) -> list[Any]:
+        return []
 
 
 def _start_forkserver() -> None:

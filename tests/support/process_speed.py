@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 import importlib.metadata
-import os
-import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
 import httpcore2
@@ -66,21 +62,3 @@ def log_plainly() -> None:
     renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.reset_defaults()
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], renderer])
-
-
-MEMORY, ENOUGH = Path("/dev/shm"), 2 * 1024**3
-
-
-def keep_files_in_memory() -> None:
-    """Have pytest make its folders where a file that is synced need not reach a disk: a test waits for hundreds of
-    commits, and none cuts the power. `PYTEST_DEBUG_TEMPROOT` names another place."""
-    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
-
-
-def collect_seldom() -> None:
-    """What was imported and collected stays to the end: the garbage collector need not look at it again."""
-    gc.enable()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)

@@ -33,7 +33,9 @@ class Server:
     """A server in a folder of its own, reached by unix sockets in it."""
 
     def __init__(self, kind: Kind, folder: Path | None = None) -> None:
-        self.folder = folder or Path(tempfile.mkdtemp(prefix=f"gofer-{kind}-", dir="/tmp"))
+        # In memory where the tests' files are; a path that is short, since it is a socket's.
+        place = "/dev/shm" if os.environ.get("PYTEST_DEBUG_TEMPROOT") == "/dev/shm" else "/tmp"
+        self.folder = folder or Path(tempfile.mkdtemp(prefix=f"gofer-{kind}-", dir=place))
         if folder is None:
             os.mkfifo(self.folder / "users")
             subprocess.run([sys.executable, __file__, kind, self.folder], check=True)
@@ -179,7 +181,7 @@ def _prepare_postgres(folder: Path) -> tuple[list[str], dict[str, Any]]:
         )
     settings = (
         *("fsync=off", "full_page_writes=off", "wal_level=minimal", "max_wal_senders=0", "autovacuum=off"),
-        *("jit=off", "max_connections=300", "listen_addresses="),
+        *("jit=off", "max_wal_size=256MB", "max_connections=300", "listen_addresses="),
     )
     given = [part for setting in settings for part in ("-c", setting)]
     return [str(binaries / "postgres"), "-D", f"{folder}/data", "-k", str(folder), *given], as_user
