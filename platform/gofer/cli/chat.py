@@ -6,13 +6,13 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Annotated, Any
 
 import typer
 
-from gofer.cli.client import Api, open_api
+from gofer.cli.client import Api, open_api, wait_for_supervisor
 from gofer.cli.exit_codes import FAILED, TRY_LATER, USAGE, CommandFailed
 from gofer.cli.output import AsJson, harmless, show
 
@@ -97,15 +97,18 @@ async def _post(api: Api, text: str, conversation: str, agent: str) -> Any:
     return await api.ask("POST", "/messages", json={"text": text, "agent": agent})
 
 
-def _server() -> Any:
+@asynccontextmanager
+async def _server() -> AsyncIterator[Api]:
     """The running server's API: without one, nobody would answer."""
     from gofer.settings import load_settings
     from gofer.web.unix_socket import somebody_listens
 
     settings = load_settings()
+    await wait_for_supervisor(settings)
     if not somebody_listens(settings.socket_path):
         raise CommandFailed("No server is running, so nobody would answer. Run: gofer serve", TRY_LATER)
-    return open_api(settings)
+    async with open_api(settings) as api:
+        yield api
 
 
 class _Talk:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
@@ -26,6 +27,8 @@ BASE = "http://gofer/api/v1"
 PATIENCE, TOLD_AFTER = 30.0, 3.0
 """Seconds to wait for a process that is just starting, or for another command to finish; and to do so silently."""
 WAITING = "Process {holder} has the database and takes no commands yet: it is starting, stopping, or a command itself."
+UPDATE_TAKES = 120.0
+"""Seconds to wait for a server that the supervisor is about to start."""
 SILENCE = 3600.0
 """Seconds a stream may be silent: a run may work for long."""
 USUAL_ANSWER, LONGEST_ANSWER = 60.0, 3600.0
@@ -137,6 +140,7 @@ async def server_client(
         async with httpx2.AsyncClient(base_url=base, headers=headers, timeout=timeout) as client:
             yield client
         return
+    await wait_for_supervisor(settings)
     if not somebody_listens(settings.socket_path):
         raise CommandFailed("No server runs here. Start one first: gofer serve", TRY_LATER)
     with reachable(settings.socket_path) as name:
@@ -147,6 +151,28 @@ async def server_client(
             yield client
 
 
+async def wait_for_supervisor(settings: Settings) -> None:
+    """While `gofer up` is about to start a server here, wait for it; say so. Raises CommandFailed when that takes too
+    long in the midst of an update, in which the store belongs to the supervisor's own commands."""
+    from gofer.releases.lifecycle import expected_server, open_home
+    from gofer.web.unix_socket import somebody_listens
+
+    begun, told = time.monotonic(), False
+    if os.environ.get("GOFER_BUILD"):  # a command of the supervisor itself
+        return
+    while not somebody_listens(settings.socket_path):
+        why, updating = expected_server(open_home(settings))
+        waited = time.monotonic() - begun
+        if not why or (waited > UPDATE_TAKES and not updating):
+            return
+        if waited > UPDATE_TAKES:
+            raise CommandFailed(f"{why} Try again when that is done: gofer update list", TRY_LATER)
+        if waited > TOLD_AFTER and not told:
+            print(f"gofer: {why} Waiting …", file=sys.stderr, flush=True)
+            told = True
+        await asyncio.sleep(0.1)
+
+
 async def _transport(settings: Settings, stack: contextlib.AsyncExitStack) -> httpx2.AsyncBaseTransport:
     """Wherever the store is open; a process that is starting or ending is given a moment."""
     import httpx2
@@ -154,6 +180,7 @@ async def _transport(settings: Settings, stack: contextlib.AsyncExitStack) -> ht
     from gofer.errors import StoreBusy
     from gofer.web.unix_socket import reachable, somebody_listens
 
+    await wait_for_supervisor(settings)
     begun, told = time.monotonic(), False
     while True:
         if somebody_listens(settings.socket_path):

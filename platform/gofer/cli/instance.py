@@ -12,7 +12,7 @@ import typer
 from gofer.cli.client import Api, call, open_api
 from gofer.cli.exit_codes import FAILED, CommandFailed
 from gofer.cli.output import AsJson, Shown, ago, facts, plain, show, table
-from gofer.cli.update import failed
+from gofer.cli.update import failed, progress
 
 PROMPTLY = 5.0
 """Seconds that a server has to say that it runs. One that takes longer hangs, or was stopped."""
@@ -147,6 +147,8 @@ def _print_status(found: dict[str, Any]) -> None:
             ("refused", sum(found["refused"].values())),
         ]
     )
+    if found["deploying"]:
+        print(progress(found["deploying"]))
     if found["taken_back"]:
         print(failed(found["taken_back"]))
     if len(found["processes"]) > 1:

@@ -34,29 +34,51 @@ def list_releases() -> Shown:
     \b
     gofer update list
     """
-    from gofer.releases.lifecycle import last_failure, release_states
+    from gofer.releases.lifecycle import last_failure, release_states, under_way
 
     home, _ = _home()
     states = release_states(home)
     found = [{**one, "state": states.get(build, "")} for build, one in home.manifests().items()]
     names = ("build", "state", "source", "signed_by", "approved_by")
     rows = [tuple(one.get(name, "") for name in names) for one in found]
+    deploying = under_way(home)
 
     def tell() -> None:
         columns = ("build", "state", "from", "signed by", "approved by")
         table(columns, rows, empty="None yet: `gofer up` has not run here.")
         if found and not home.supervised():
             print("\nNo supervisor runs here, so none of them does: gofer up")
+        if deploying:
+            print(f"\n{progress(deploying)}")
         if failure := last_failure(home):
             print(f"\n{failed(failure)}")
         for build in [build for build, state in states.items() if state == "waits for approval"]:
             print(f"\nTo let {build} be deployed: gofer update approve {build}")
 
-    return {"releases": found}, tell
+    return {"releases": found, "deploying": deploying}, tell
+
+
+def progress(deploying: dict[str, Any]) -> str:
+    """How far a deployment is, for people."""
+    said = (
+        f"{deploying['build']}: {deploying['doing']}, since {ago(deploying['since']).removesuffix(' ago')}."
+    )
+    if deploying["next"]:
+        said += f" Next: {'; '.join(deploying['next'])}."
+    if until := deploying["until"]:
+        said += f" If all goes well, it has proved itself in {max(0, round(until - time.time()))} s."
+    if deploying["step"] != "revert" and deploying["previous"]:
+        said += f" If it fails, {deploying['previous']} runs again."
+    return plain(said)
 
 
 def failed(failure: dict[str, Any]) -> str:
-    """What became of a release that was taken back, for people."""
+    """What became of a release that was taken back, or has none before it, for people."""
+    if failure["to"] == failure["build"]:
+        return plain(
+            f"{failure['build']} runs and does not work as it should, and there is none to go back to. "
+            f"{failure['reason']} It can prove itself when it is started again."
+        )
     return plain(
         f"{failure['build']} was taken back {ago(failure['at'])}, and {failure['to']} runs again. {failure['reason']}"
     )
@@ -107,19 +129,20 @@ def check(
         ),
     ],
 ) -> Shown:
-    """Look for a release that is newer than this one.
+    """Look for a release that is newer than this one, whole, and signed with a key that is trusted here.
 
     \b
     gofer update check /mnt/releases
     gofer update check https://releases.example.org/gofer.json
     """
-    from gofer.releases.index import is_address, newer_in_index
-    from gofer.releases.stage import newer_releases
+    from gofer.releases.index import recommended
 
-    newer = newer_in_index(index) if is_address(index) else newer_releases(Path(index))
-    found = [{"version": version, "wheel": str(place)} for version, place in newer]
+    home, _ = _home()
+    found, refused = recommended(home, index)
     said = [f"{one['version']} is there. To stage it: gofer update stage {one['wheel']}" for one in found[:1]]
-    return {"releases": found}, said[0] if said else "There is nothing newer."
+    said += [f"{one['version']} is there and cannot be staged: {one['reason']}" for one in refused]
+    told = {"releases": found, "refused": refused}
+    return told, "\n".join(map(plain, said)) or "There is nothing newer."
 
 
 @app.command()

@@ -1156,9 +1156,25 @@ class TakenBack(Shape):
 
     build: str
     to: str
-    """What runs again."""
+    """What runs again; the release itself where there is none before it."""
     reason: str
     at: float
+
+
+class Deploying(Shape):
+    """A release that is being deployed, is on probation or is taken back."""
+
+    build: str
+    previous: str
+    """The release that it replaces."""
+    step: str
+    since: float
+    doing: str
+    """What is done in this step, in words."""
+    next: list[str]
+    """What comes after it, if all goes well."""
+    until: float | None
+    """When a release on probation has proved itself, if all goes well."""
 
 
 class Status(Shape):
@@ -1184,6 +1200,8 @@ class Status(Shape):
     """The release that runs, where the supervisor runs it."""
     taken_back: TakenBack | None = None
     """The last release that was deployed, if it did not work."""
+    deploying: Deploying | None = None
+    """The deployment that is under way."""
 
 
 class Finding(Shape):

@@ -322,6 +322,9 @@ async def _releases(platform: Platform) -> list[Finding]:
     failure = await asyncio.to_thread(last_failure, open_home(platform.settings))
     if failure is None:
         return []
+    if failure["to"] == failure["build"]:
+        line = f"{failure['build']} does not work as it should, and there is none to go back to. {failure['reason']}"
+        return [Finding("releases", "warning", line, "gofer logs; when that is fixed, start Gofer again")]
     line = f"{failure['build']} was taken back, and {failure['to']} runs again. {failure['reason']}"
     return [Finding("releases", "warning", line, f"gofer update show {failure['build']}, then drop it")]
 

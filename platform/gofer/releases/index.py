@@ -8,6 +8,7 @@ Nothing of it is believed: what is staged from it has to be signed with a truste
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from ipaddress import ip_address
 from pathlib import Path, PurePosixPath
@@ -16,20 +17,48 @@ from urllib.parse import urljoin, urlsplit
 import httpx2
 
 import gofer
-from gofer.releases.stage import MAX_MANIFEST, manifest_of, ordered_version
+from gofer.releases.stage import (
+    MAX_MANIFEST,
+    manifest_of,
+    newer_releases,
+    ordered_version,
+    verify_release,
+)
 from gofer.releases.wheel import ReleaseRefused
+from gofer_supervisor.home import Home
 
 MAX_INDEX = 1024 * 1024
 MAX_WHEEL = 128 * 1024 * 1024
 INDEX_TIMEOUT, WHEEL_TIMEOUT = 30.0, 600.0
 """Seconds for a whole file, however slowly it comes."""
 READ_TIMEOUT = 10.0
-MAX_LISTED = 1000
+MAX_LISTED, MAX_CHECKED = 1000, 5
 
 
 def is_address(text: str) -> bool:
     """Whether an index or a wheel is named by its address, and not by its path."""
     return text.startswith(("https://", "http://"))
+
+
+def recommended(home: Home, index: str) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """The releases of a directory or an index that are newer than this one and could be staged, the newest first, and
+    those that could not, each with its `reason`. Only the newest few are looked at."""
+    newer = newer_in_index(index) if is_address(index) else newer_releases(Path(index))
+    good: list[dict[str, str]] = []
+    refused: list[dict[str, str]] = []
+    for version, place in newer[:MAX_CHECKED]:
+        one = {"version": version, "wheel": str(place)}
+        try:
+            with tempfile.TemporaryDirectory(prefix="gofer-release-") as folder:
+                found = verify_release(
+                    home, download(place, Path(folder)) if isinstance(place, str) else place
+                )
+            if found != version:
+                raise ReleaseRefused(f"The wheel is of version {found}.")
+            good.append(one)
+        except ReleaseRefused as error:
+            refused.append({**one, "reason": str(error)})
+    return good, refused
 
 
 def newer_in_index(url: str) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from gofer.releases.keys import trusted_keys
 from gofer.releases.wheel import ReleaseRefused
 from gofer.settings import Settings
 from gofer_supervisor.home import CURRENT, GOOD, MANIFEST, Home, HomeError, write_json
+from gofer_supervisor.process import start_time
 
 KEPT = 3
 """Releases that are kept; those that are current or good are kept beside them."""
@@ -151,7 +152,8 @@ def _state(home: Home, build: str, manifest: Mapping[str, Any], trial: Mapping[s
     reverting = trial.get("step") == "revert"
     if build == trial.get("build"):
         deploying = "being taken back" if reverting else f"being deployed ({trial['step']})"
-        return "runs, on probation" if trial["step"] == "prove" else deploying
+        proving = "runs, does not work as it should" if trial.get("unfit") else "runs, on probation"
+        return proving if trial["step"] == "prove" else deploying
     if build == home.linked(CURRENT):
         return "is started again" if reverting else "runs"
     if build == home.linked(GOOD):
@@ -167,9 +169,57 @@ def _state(home: Home, build: str, manifest: Mapping[str, Any], trial: Mapping[s
     return "declined" if manifest.get("declined_by") else "waits for approval"
 
 
+STEPS = {
+    "stop": "the release before ends in good order",
+    "backup": "the store is copied",
+    "migrate": "the new release migrates the store",
+    "restore": "the copy of the store is put back",
+    "start": "the new release starts",
+    "prove": "the new release is on probation",
+    "revert": "the release before starts again",
+}
+"""What is done in each step of a deployment, in words."""
+NEXT = {"stop": ("backup", "migrate", "start", "prove"), "backup": ("migrate", "start", "prove")}
+NEXT |= {"migrate": ("start", "prove"), "start": ("prove",), "restore": ("revert",)}
+"""What comes after a step, if all goes well. Without another version of the store nothing is copied or migrated."""
+
+
+def under_way(home: Home) -> dict[str, Any] | None:
+    """The deployment that is under way: its `build`, the one before (`previous`), the `step`, `since` when, what is
+    done (`doing`), what comes `next`, and for a release on probation `until` when; None when there is none."""
+    trial = home.load().trial
+    if trial is None or trial.get("unfit"):
+        return None
+    step = "start" if trial["step"] == "prove" and not trial.get("ready") else str(trial["step"])
+    return {
+        "build": str(trial["build"]),
+        "previous": str(trial["previous"]),
+        "step": step,
+        "since": float(trial.get("since") or trial["at"]),
+        "doing": STEPS[step],
+        "next": [STEPS[one] for one in NEXT.get(step, ())],
+        "until": trial.get("until") if step == "prove" else None,
+    }
+
+
+def expected_server(home: Home) -> tuple[str, bool]:
+    """Why a server can be expected here soon, although none answers, and whether an update is under way; empty when
+    nothing is to be waited for: no supervisor runs, or it has found that nothing can."""
+    if not home.supervised():
+        return "", False
+    state, deploying = home.load(), under_way(home)
+    if deploying is not None and deploying["step"] != "prove":
+        return f"Gofer is being updated: {deploying['doing']}.", True
+    starting = any(start_time(pid) == begun for pid, begun in state.processes.values())
+    return ("Gofer is being started." if starting or not state.outage else ""), False
+
+
 def last_failure(home: Home) -> dict[str, Any] | None:
     """The release that was taken back last and why, unless a person wanted it or another one has proved itself since:
-    its `build`, `to`, `reason` and `at`."""
+    its `build`, `to`, `reason` and `at`. One that does not work, and has none before it, goes on: `to` is itself."""
+    trial = home.load().trial or {}
+    if trial.get("unfit"):
+        return {"build": trial["build"], "to": trial["build"], "reason": trial["unfit"], "at": trial["at"]}
     found = [
         {"build": build, **manifest["taken_back"]}
         for build, manifest in home.manifests().items()

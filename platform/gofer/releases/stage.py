@@ -117,6 +117,15 @@ def stage(
     return staged
 
 
+def verify_release(home: Home, wheel: Path) -> str:
+    """The version of a wheel that is whole, signed with a trusted key and can follow this release; raises
+    ReleaseRefused. Nothing of it is run or kept."""
+    facts, manifest = _verified(wheel, needed=True)
+    check_signature(home, manifest)
+    _refuse_unreadable(str(manifest.get("schema") or ""))
+    return facts.version
+
+
 @dataclass(frozen=True, slots=True)
 class _Origin:
     """What the manifest of a wheel says, and the change it was built from, if there is one."""
@@ -288,7 +297,7 @@ def _run(command: list[str]) -> None:
 
 
 def newer_releases(index: Path) -> list[tuple[str, Path]]:
-    """The wheels in a directory that are newer than this release, the newest first. Staging checks them."""
+    """The wheels in a directory that say they are newer than this release, the newest first."""
     if not index.is_dir():
         raise NotFound(f"There is no directory {index}.")
     found: list[tuple[str, Path]] = []

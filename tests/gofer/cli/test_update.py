@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from gofer.cli.exit_codes import CONFLICT, NOT_FOUND
+from gofer.cli import client
+from gofer.cli.exit_codes import CONFLICT, NOT_FOUND, TRY_LATER
 from gofer.releases.lifecycle import record_command
 from gofer.store.tables import audit_entries
 from gofer.supervision import record_commands
 from gofer_supervisor.home import Home, Release
-from support.command_line import Terminal
+from support.command_line import Process, Terminal
 from support.releases import write_key
 from support.world import World
 
@@ -142,6 +146,93 @@ def test_a_rollback_is_over_when_the_release_before_serves(terminal: Terminal, h
     assert "0.9: runs again. The process serve ended" in terminal("update", "rollback")
     assert home.load().trial is None
     supervisor.join()
+
+
+def under_way(home: Home, step: str, **more: Any) -> None:
+    """As the supervisor writes it down."""
+    state = home.load()
+    begun = {
+        "build": "3.0",
+        "previous": "1.0",
+        "by": "ada",
+        "at": time.time() - 90,
+        "since": time.time() - 30,
+    }
+    state.trial = {**begun, "step": step, **more}
+    home.save(state)
+
+
+@pytest.mark.parametrize(
+    ("step", "more", "said"),
+    [
+        (
+            "stop",
+            {},
+            "the release before ends in good order, since a while. Next: the store is copied; the new",
+        ),
+        (
+            "migrate",
+            {},
+            "the new release migrates the store, since a while. Next: the new release starts; the",
+        ),
+        ("prove", {}, "the new release starts, since a while. Next: the new release is on probation."),
+        ("prove", {"ready": True, "until": time.time() + 9999}, "If all goes well, it has proved itself in"),
+        ("revert", {}, "the release before starts again, since a while.\n"),
+    ],
+)
+def test_while_a_release_is_deployed_the_step_and_the_next_ones_are_told(
+    terminal: Terminal, home: Home, step: str, more: dict[str, Any], said: str
+) -> None:
+    under_way(home, step, **more)
+    for command in (["update", "list"], ["status"]):
+        shown = re.sub(r"since \d+ s", "since a while", terminal(*command))
+        assert said in shown
+        assert ("If it fails, 1.0 runs again." in shown) == (step != "revert")
+    told = terminal.json("status")["deploying"]
+    assert (told["build"], told["previous"]) == ("3.0", "1.0")
+    assert terminal.json("update", "list")["deploying"]["doing"] == told["doing"]
+
+
+def test_a_release_that_does_not_work_and_has_none_before_it_is_not_called_good(
+    terminal: Terminal, home: Home
+) -> None:
+    home.take(0)
+    under_way(home, "prove", build="1.0", previous="", ready=True, unfit="5 of 6 attempts failed.")
+    state = home.load()
+    state.outage = 1.0  # nothing is about to be started
+    home.save(state)
+    listed = terminal.json("update", "list")["releases"]
+    assert listed[0]["state"] == "runs, does not work as it should"
+    for command in (["update", "list"], ["status"], ["doctor"]):
+        assert "there is none to go back to. 5 of 6 attempts failed." in terminal(*command)
+
+
+def test_a_command_waits_for_the_server_that_an_update_is_about_to_start(
+    terminal: Terminal, home: Home, start: Callable[..., Process]
+) -> None:
+    home.take(0)
+    under_way(home, "migrate")
+    start("serve")
+    assert "offline model" in terminal("say", "hello")
+    assert "No server" not in terminal.shown
+
+
+def test_a_command_does_not_wait_for_ever_and_not_at_all_where_nothing_can_run(
+    terminal: Terminal, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "UPDATE_TAKES", 0.3)
+    home.take(0)
+    under_way(home, "migrate")
+    for command in (["say", "hello"], ["secrets", "list"]):
+        said = terminal(*command, fails=TRY_LATER)
+        assert "Gofer is being updated: the new release migrates the store." in said
+        assert "gofer update list" in said
+    state = home.load()
+    state.trial, state.outage = None, time.time()
+    home.save(state)
+    monkeypatch.setattr(client, "UPDATE_TAKES", 3600.0)
+    assert "No server is running" in terminal("say", "hello", fails=TRY_LATER)
+    terminal("secrets", "list")  # so that what is wrong can be put right
 
 
 def test_without_a_supervisor_nothing_is_deployed_or_taken_back(terminal: Terminal, home: Home) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import threading
 import time
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from gofer.releases import index
-from gofer.releases.index import download, fetch, newer_in_index
-from gofer.releases.stage import stage
+from gofer.releases.index import download, fetch, newer_in_index, recommended
+from gofer.releases.keys import sign, trust_key, trusted_keys, untrust_key
+from gofer.releases.stage import build_release, manifest_of, stage
 from gofer.releases.wheel import ReleaseRefused
 from gofer_supervisor.home import Home
+from support.releases import small_source, write_key
 
 WHEEL = "gofer-99.0.0-py3-none-any.whl"
 
@@ -113,6 +118,92 @@ def test_an_index_cannot_lead_to_such_an_address(site: Site) -> None:
     files["/index.json"] = json.dumps({"releases": listed}).encode()
     with pytest.raises(ReleaseRefused, match="use https://"):
         newer_in_index(f"{url}/index.json")
+
+
+def unsign(wheel: Path) -> None:
+    manifest = json.loads(manifest_of(wheel).read_text())
+    manifest.pop("signature")
+    manifest_of(wheel).write_text(json.dumps(manifest))
+
+
+def flip_a_bit(place: Path) -> None:
+    content = bytearray(place.read_bytes())
+    content[len(content) // 2] ^= 1
+    place.write_bytes(content)
+
+
+def truncate(wheel: Path) -> None:
+    wheel.write_bytes(wheel.read_bytes()[:-100])
+
+
+def promise_more(wheel: Path) -> None:
+    manifest_of(wheel).write_text(manifest_of(wheel).read_text().replace("99.2.0", "99.9.0"))
+
+
+def sign_with_another_key(wheel: Path) -> None:
+    manifest = json.loads(manifest_of(wheel).read_text())
+    manifest["signature"] = sign(manifest, write_key(wheel.with_name("other.pem")))
+    manifest_of(wheel).write_text(json.dumps(manifest))
+
+
+def step_out(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("../../outside.py", "")
+
+
+TAMPERINGS: tuple[Callable[[Path], object], ...] = (
+    lambda wheel: None,
+    flip_a_bit,
+    lambda wheel: flip_a_bit(manifest_of(wheel)),
+    lambda wheel: manifest_of(wheel).unlink(),
+    truncate,
+    unsign,
+    promise_more,
+    sign_with_another_key,
+    step_out,
+    lambda wheel: wheel.write_bytes(b""),
+)
+"""What is done to the newest release; nothing at first."""
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two signed releases and the key that signed them."""
+    folder = tmp_path_factory.mktemp("signed")
+    key = write_key(folder / "release.pem")
+    for version in ("99.1.0", "99.2.0"):
+        build_release(small_source(folder / version, version), folder / "dist", key=key)
+    return folder
+
+
+@pytest.mark.parametrize("at", ["directory", "address"])
+def test_only_what_could_be_staged_is_recommended(site: Site, signed: Path, tmp_path: Path, at: str) -> None:
+    """Whoever follows the recommendation must not learn only then that the newest release was tampered with."""
+    url, files = site
+    home = Home(str(tmp_path / "home"))
+    home.prepare()
+    trust_key(home, signed / "release.pub")
+    newest = "gofer-99.2.0-py3-none-any.whl"
+    for number, tamper in enumerate(TAMPERINGS):
+        dist = tmp_path / f"dist-{number}"
+        shutil.copytree(signed / "dist", dist)
+        tamper(dist / newest)
+        if at == "address":
+            files.clear()
+            files |= {f"/{place.name}": place.read_bytes() for place in dist.iterdir()}
+            listed = [{"version": v, "wheel": f"gofer-{v}-py3-none-any.whl"} for v in ("99.1.0", "99.2.0")]
+            files["/index.json"] = json.dumps({"releases": listed}).encode()
+        good, refused = recommended(home, f"{url}/index.json" if at == "address" else str(dist))
+        versions = [one["version"] for one in good]
+        assert versions == (["99.1.0"] if number else ["99.2.0", "99.1.0"]), number
+        assert all(one["reason"] for one in refused)
+        with pytest.raises(ReleaseRefused) if number else contextlib.nullcontext():
+            stage(home, dist / newest, lambda release: "fine")
+        assert len(home.builds()) == 1, "nothing stays of what was refused"
+    untrust_key(home, *trusted_keys(home))
+    good, refused = recommended(home, str(signed / "dist"))
+    assert (good, len(refused)) == ([], 2)
+    assert "gofer update trust" in refused[0]["reason"]
 
 
 def test_size_time_redirects_and_errors_are_bounded(site: Site) -> None:

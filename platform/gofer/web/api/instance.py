@@ -20,7 +20,7 @@ from gofer.doctor import ask_model as doctor_of_models
 from gofer.doctor import ask_providers, examine
 from gofer.errors import Conflict, Forbidden
 from gofer.jobs.maintenance import depth, oldest_ready
-from gofer.releases.lifecycle import last_failure, open_home
+from gofer.releases.lifecycle import last_failure, open_home, under_way
 from gofer.secrets.rotation import rotate_master_key
 from gofer.store.backup import copy_database, copy_files, key_beside
 from gofer.store.sqlite import SqliteDatabase
@@ -48,8 +48,9 @@ async def status(request: Request) -> dict[str, Any]:
     """Show how the instance is doing."""
     platform = platform_of(request)
     figures = await platform.database.read(_figures)
-    failure = await asyncio.to_thread(last_failure, open_home(platform.settings))
-    told = {"build": platform.settings.build, "taken_back": failure}
+    home = open_home(platform.settings)
+    failure, deploying = await asyncio.to_thread(lambda: (last_failure(home), under_way(home)))
+    told = {"build": platform.settings.build, "taken_back": failure, "deploying": deploying}
     return {**_process(platform), **figures, **told}
 
 
