@@ -45,7 +45,8 @@ def split(text: str) -> list[str]:
 
 def body_of(outgoing: Outgoing, mark: str) -> str:
     """The whole comment: the text, folded where it is long, and the hidden mark."""
-    return "\n\n".join([_fitted(outgoing.text), *_approval(outgoing), *_how_it_went(outgoing), mark])
+    below = [*_choices(outgoing), *_approval(outgoing), *_how_it_went(outgoing)]
+    return "\n\n".join([_fitted(outgoing.text), *below, mark])
 
 
 def mark_of(outgoing: Outgoing, account: ConnectionContext, place: Place, check: str = "") -> str:
@@ -53,6 +54,12 @@ def mark_of(outgoing: Outgoing, account: ConnectionContext, place: Place, check:
     trigger = "check" if outgoing.reply_to.startswith(("check_suite-", "status-")) else "request"
     narrowed = marks.NARROWED if outgoing.narrowed else ""
     return marks.line(account, place, outgoing.id, f"trigger={trigger}", check and f"check={check}", narrowed)
+
+
+def _choices(outgoing: Outgoing) -> list[str]:
+    """How to answer a question that has buttons elsewhere."""
+    ways = [f"`/{COMMAND} answer {outgoing.question} {choice}`" for choice in outgoing.choices]
+    return [f"To answer, write {' or '.join(ways)}."] if outgoing.question and ways else []
 
 
 def _approval(outgoing: Outgoing) -> list[str]:

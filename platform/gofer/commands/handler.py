@@ -23,7 +23,7 @@ from gofer.commands.answers import CommandRequest, answer_to
 from gofer.commands.goals import GOAL_COMMANDS, answer_goal
 from gofer.commands.memory import MEMORY_COMMANDS, answer_memory
 from gofer.connections.context import LoadedConnection, LoadedConnections
-from gofer.errors import ConfigError, Conflict, Forbidden, GoferError, NotFound, Temporary
+from gofer.errors import ConfigError, Conflict, Forbidden, GoferError, Malformed, NotFound, Temporary
 from gofer.heartbeat.records import mute_everybody
 from gofer.identity import WEB_CHAT, TooManyGuesses, link, new_link, redeem, role_now
 from gofer.intake.admit import Admitter, read_one
@@ -129,6 +129,7 @@ NOTHING_TO_STOP = "I am doing nothing here."
 STOPPING = "Stopping …"
 NOT_YOURS = "This is not for you to answer."
 NOT_OPEN = "That was answered already, or it is too late."
+NO_QUESTION = "There is no such question. `/answer` takes the id of one, such as q_4k2m, and the answer."
 GONE = "That button does nothing any more."
 MAX_OFFERS = 20
 """Buttons below what a command answers."""
@@ -296,6 +297,12 @@ class CommandHandler:
             return MUTED if muted else UNMUTED
         if read.message.command in ("agent", "model") and read.message.arguments.strip():
             return await self._switch(claim, read)
+        if read.message.command == "answer":
+            connected = await self.accounts.get(str(read.connection_id))
+            given = partial(answer_in_words, claim=claim, read=read, integration=connected.integration.name)
+            said = await self.database.write(given, vault=self.vault)
+            self.signals.wake(JOBS)
+            return said
         asking = CommandRequest(
             message=read.message,
             trust=read.trust,
@@ -396,25 +403,61 @@ def _to_be_had(catalogue: Catalogue, prices: Path) -> list[str]:
 
 def press(connection: Connection, vault: Vault, claim: Claim, read: StoredMessage, integration: str) -> str:
     """Answer the question a button belongs to; returns what to tell the presser."""
-    message = read.message
+    question = _question(connection, claim, read.message.answers)
+    if question is None:
+        return GONE
+    choices = _choices(connection, vault, question)
+    if not 0 <= read.message.choice < len(choices):
+        return NOT_OPEN
+    return _give(connection, vault, claim, read, integration, question, choices[read.message.choice])
+
+
+def answer_in_words(
+    connection: Connection, vault: Vault, claim: Claim, read: StoredMessage, integration: str
+) -> str:
+    """Answer a question by its id: one of a role anywhere, others where they were asked. Returns what to tell."""
+    id_, _, words = read.message.arguments.strip().partition(" ")
+    question = _question(connection, claim, id_)
+    elsewhere = question is not None and question.conversation_id != claim.conversation_id
+    if question is None or not words.strip() or (elsewhere and question.asked_of not in ROLES):
+        return NO_QUESTION
+    try:
+        given = _give(connection, vault, claim, read, integration, question, words.strip())
+    except Malformed as error:
+        return str(error)
+    return given if given in NOT_CHOSEN else f"Noted: {given}"
+
+
+def _question(connection: Connection, claim: Claim, id_: str) -> Any:
+    """A question of the workspace, and whether it is too `late`; None when it is not there, or was forged."""
     query = (
         select(questions, jobs.c.workspace_id, (questions.c.expires_at < now()).label("late"))
         .join(jobs, jobs.c.id == questions.c.job_id)
-        .where(questions.c.id == message.answers, jobs.c.workspace_id == claim.workspace_id)
+        .where(questions.c.id == id_, jobs.c.workspace_id == claim.workspace_id)
     )
-    question = connection.execute(query).one_or_none()
-    if question is None or not row_macs.fits(connection, questions, question):
-        return GONE
+    found = connection.execute(query).one_or_none()
+    return found if found is not None and row_macs.fits(connection, questions, found) else None
+
+
+def _give(
+    connection: Connection,
+    vault: Vault,
+    claim: Claim,
+    read: StoredMessage,
+    integration: str,
+    question: Any,
+    chosen: str,
+) -> str:
+    """Give an answer in the name of whoever says it; returns it, or why it does not count."""
+    message = read.message
     if question.asked_of and question.asked_of not in (*ROLES, message.author.id):
         return NOT_YOURS
     trust = read.trust.value
     if question.asked_of == OWNERS:
-        # Looked up once more: whoever lost the role since the press may not answer.
+        # Looked up once more: whoever lost the role since may not answer.
         trust = role_now(connection, claim.workspace_id, integration, message.author.id)
-    choices = _choices(connection, vault, question)
-    if question.late or not 0 <= message.choice < len(choices):
+    if question.late:
         return NOT_OPEN
-    chosen = choices[message.choice]
     try:
         answer(
             connection,

@@ -377,6 +377,7 @@ COMMANDS = (
         "What I remember here, or what fits some words; or change a memory",
         "[words, or restore|edit|pin|audience mem_…]",
     ),
+    Command("answer", "Answer a question of mine, by its id", "[q_… and the answer]"),
     Command("mute", "Have my heartbeat write nothing here"),
     Command("unmute", "Let my heartbeat write here again"),
     Command(

@@ -6,7 +6,7 @@ The supervisor knows nobody. So a process of the running release looks for relea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,10 @@ from sqlalchemy import Connection, func, select
 
 from gofer.connections.context import LoadedConnections
 from gofer.errors import Conflict, NotFound
+from gofer.identity import WEB_CHAT
 from gofer.jobs.control import GivenAnswer, answer_to
-from gofer.jobs.kinds import RELEASE_NOTICE, RELEASE_QUESTION
-from gofer.jobs.outcome import OWNERS, Dead, Done, Draft, Outcome, Snooze
+from gofer.jobs.kinds import RELEASE_BUILD, RELEASE_NOTICE, RELEASE_QUESTION
+from gofer.jobs.outcome import OWNERS, Dead, Done, Draft, Outcome, Snooze, Wait
 from gofer.jobs.queue import SERVICE, submit
 from gofer.jobs.worker import Run
 from gofer.outbox.role_questions import ask_role, last_web_rooms, own_conversation, private_chats
@@ -36,7 +37,7 @@ from gofer.store import migrations
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.database import Database
 from gofer.store.db_time import now
-from gofer.store.tables import attempts, jobs, questions
+from gofer.store.tables import attempts, bindings, jobs, questions
 from gofer.vault.envelope import Vault
 from gofer_supervisor.home import CURRENT, Home
 
@@ -218,7 +219,30 @@ class ReleaseJobs:
             checked=manifest.get("checked") or "nothing",
             migration=self._migration(manifest),
         )
-        return await self._ask_owners(text, f"release {build}", (APPROVE, DECLINE))
+        asked = await self._ask_owners(text, f"release {build}", (APPROVE, DECLINE))
+        return replace(asked, drafts=(*asked.drafts, *await self._where_it_was_wanted(manifest, text)))
+
+    async def _where_it_was_wanted(self, manifest: Mapping[str, Any], text: str) -> list[Draft]:
+        """The question for the place in which a change was asked for, such as an issue, if owners cannot be asked there
+        in private. Whoever else reads it may not answer."""
+        mark = str((manifest.get("change") or {}).get("mark", ""))
+        if not mark.isdigit():
+            return []
+        made_by = select(bindings.c.id, bindings.c.connection_id).join(
+            jobs,
+            (jobs.c.conversation_id == bindings.c.conversation_id)
+            & (jobs.c.connection_id == bindings.c.connection_id),
+        )
+        query = made_by.where(jobs.c.id == int(mark), jobs.c.kind == RELEASE_BUILD)
+        rows = await self.database.read(lambda connection: connection.execute(query).all())
+        connected = {one.account.id: one for one in await self.accounts.all() if one.enabled}
+        return [
+            Draft(row.id, tuple(one.integration.split(text)), "note")
+            for row in rows
+            if (one := connected.get(row.connection_id)) is not None
+            and one.integration.name != WEB_CHAT
+            and one.integration.private_place("1") is None
+        ]
 
     def _origin(self, build: str, manifest: Mapping[str, Any]) -> str:
         """Where a release is from, in sentences: who signed it, or what was changed and by whom."""
@@ -247,7 +271,7 @@ class ReleaseJobs:
             return f"It leaves the store at version {new}, as it is."
         return f"It brings the store from version {migrations.newest()} to {new}; a copy is made first on SQLite."
 
-    async def _ask_owners(self, text: str, about: str, choices: tuple[str, str]) -> Outcome:
+    async def _ask_owners(self, text: str, about: str, choices: tuple[str, str]) -> Wait:
         connected = await self.accounts.all()
         return await self.database.read(
             partial(
