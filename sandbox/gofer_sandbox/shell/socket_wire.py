@@ -72,7 +72,7 @@ class SocketWire(ControlWire):
     def open(self, listener: Listener) -> None:
         """Begin to deliver frames."""
         super().open(listener)
-        self._loop.add_reader(self._channel, self._on_readable)
+        self._loop.add_reader(self._source, self._on_readable)
 
     def trust(self, shell: int, expected: int) -> None:
         """Go on believing the shell with that pid; or, if none is there, the one that the keeper calls so."""
@@ -121,7 +121,7 @@ class SocketWire(ControlWire):
         except OSError:
             data, ancillary = b"", []
         if not data:  # nobody inside has the other end any more, or somebody closed it for all
-            self._loop.remove_reader(self._channel)
+            self._loop.remove_reader(self._source)
             self._listener.hung_up()
             return False
         self._heard_size = len(data)
@@ -173,19 +173,19 @@ class SocketWire(ControlWire):
 
     def _pause(self, seconds: float) -> None:
         self._paused = True
-        self._loop.remove_reader(self._channel)
+        self._loop.remove_reader(self._source)
         self._loop.call_later(seconds, self._read_on)
 
     def _read_on(self) -> None:
         if self._paused and not self._closed:
             self._paused, self._forged = False, 0
-            self._loop.add_reader(self._channel, self._on_readable)
+            self._loop.add_reader(self._source, self._on_readable)
 
     def close(self) -> None:
         """The keeper's copy stays."""
         if not self._closed:
             self._take_off()
-            self._loop.remove_reader(self._channel)
+            self._loop.remove_reader(self._source)
             super().close()
             self._channel.close()
 
