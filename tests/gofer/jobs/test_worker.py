@@ -249,7 +249,7 @@ async def test_a_worker_that_lost_its_job_is_stopped_and_fenced(world: World, ev
         begun.append(run)
         if run.claim.attempts > 1:
             return Done()
-        await world.pass_time(100)  # as if this process had been stopped for longer than its lease
+        await world.pass_time(10_000)  # as if this process had been stopped for longer than its lease
         try:
             await eventually(is_state(world, run.claim.id, "done"))
         finally:  # also when it is stopped before
@@ -265,9 +265,9 @@ async def test_a_worker_that_lost_its_job_is_stopped_and_fenced(world: World, ev
         return Done()
 
     job = await world.submit()
-    async with world.worker({"work": lose_it}, lease=50):
+    async with world.worker({"work": lose_it}, lease=6000):
         await eventually(lambda: begun)  # the state may have come and gone
-        async with world.worker({"work": lose_it}, owner="other", lease=50):
+        async with world.worker({"work": lose_it}, owner="other", lease=6000):
             await eventually(lambda: refused)
     assert [outcome for _, outcome, _ in await world.tries(job)] == ["lost", "done"]
 
