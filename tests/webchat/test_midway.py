@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,19 +19,24 @@ from webchat.visiting import Line, Visit
 ANSWER = " ".join(f"Sentence number {number} of a long answer." for number in range(40))
 
 
-def script(request: Mapping[str, Any]) -> Reply:
-    """A word before a command that prints slowly, then a long answer, slowly."""
+def script(gate: Path, request: Mapping[str, Any]) -> Reply:
+    """A command that prints slowly, and the rest once there is a file at the gate; then a long answer, slowly."""
     last = str(request["messages"][-1])
     if "printed" in last or "at once" in last:
         return slowly(ANSWER)
-    return calls(call("bash", command="for i in 1 2 3 4 5 6; do echo printed $i; sleep 0.2; done"))
+    waits = f"((i != 2)) || until [ -e {gate} ]; do sleep 0.1; done"
+    return calls(call("bash", command=f"for i in 1 2 3 4 5 6; do echo printed $i; {waits}; sleep 0.1; done"))
+
+
+def gate_of(data_dir: Path) -> Path:
+    return data_dir.parent / "gate"
 
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("house") / "data"
     folder.mkdir(mode=0o700)
-    service = Service(script)
+    service = Service(partial(script, gate_of(folder)))
     house = House(folder, sandbox="unconfined", anthropic_key=KEY, anthropic_base_url=service.url)
     yield house
     house.close()
@@ -100,6 +107,7 @@ def test_who_comes_while_a_command_runs_sees_what_it_has_printed(visit: Visit) -
             frame = late.until(lambda: next((f for f in late.frames if f["type"] == "output"), None))
             assert frame["whole"]
             assert frame["text"].startswith("printed 1\nprinted 2")
+            gate_of(visit.house.settings.data_dir).touch()
             late.until(lambda: "printed 5" in printed(late))
             rest = [frame for frame in late.frames if frame["type"] == "output"]
             assert [frame["whole"] for frame in rest] == [True] + [False] * (len(rest) - 1)
