@@ -10,6 +10,7 @@ import contextlib
 import os
 import selectors
 import time
+from functools import partial
 
 from gofer_supervisor.home import CURRENT, GOOD, Home, HomeError, Release, State
 from gofer_supervisor.process import Process
@@ -80,8 +81,13 @@ class Deployments:
         """Keep its identity, should we be killed, and listen to it."""
         self._state.processes[str(process.pid)] = process.identity
         self._save()
-        self._selector.register(process.notices, selectors.EVENT_READ, lambda: self._on_notice(process))
-        self._selector.register(process.words, selectors.EVENT_READ, lambda: self._on_words(process))
+        for source, hear in ((process.notices, self._on_notice), (process.words, self._on_words)):
+            self._selector.register(source, selectors.EVENT_READ, partial(self._unless_ended, process, hear))
+
+    def _unless_ended(self, process: Process, hear: Callable[[Process], None]) -> None:
+        """Hear a process, unless the same look has found that it has ended: then everything of it is closed."""
+        if process.status is None:
+            hear(process)
 
     def _on_words(self, process: Process) -> None:
         if process.read_words():

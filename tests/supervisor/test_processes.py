@@ -97,6 +97,28 @@ def test_a_process_that_never_gets_ready_is_given_up(gofer: Supervised) -> None:
     assert "not ready" in gofer.events("worker.unhealthy")[0]["reason"]
 
 
+SIGNALS_FIRST = """
+from selectors import DefaultSelector
+select = DefaultSelector.select
+DefaultSelector.select = lambda self, within: sorted(select(self, within), key=lambda found: found[0].fd)
+"""
+"""The kernel promises no order; this one has the supervisor reap processes before it looks at what they said."""
+
+
+def test_processes_that_end_all_at_once_do_not_end_the_supervisor(gofer: Supervised) -> None:
+    gofer.start(gofer.add("one"), processes={"web": 3}, rolling=True, first=SIGNALS_FIRST)
+    eventually(lambda: gofer.proved("one"))
+    assert gofer.process is not None
+    gofer.process.send_signal(signal.SIGSTOP)  # so that it learns of everything in one look
+    for event in gofer.events("worker.spawned"):
+        os.kill(event["pid"], signal.SIGKILL)
+    eventually(lambda: not any(alive(event["pid"]) for event in gofer.events("worker.spawned")))
+    gofer.process.send_signal(signal.SIGCONT)
+    eventually(lambda: len(gofer.events("worker.exited")) == 3)
+    assert gofer.get()[0] in (200, 503)
+    assert gofer.process.poll() is None
+
+
 def test_a_process_that_lives_and_is_not_ready_any_more_is_replaced(gofer: Supervised) -> None:
     unready = Path(gofer.home.path, "unready")
     gofer.start(gofer.add("one", f"unready {unready}"), unready_within=1)
