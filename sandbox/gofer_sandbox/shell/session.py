@@ -25,6 +25,9 @@ from gofer_sandbox.shell.state import Snapshot
 
 OnOutput = Callable[[int, bytes], None]
 
+_under_way: set[Shell] = set()
+"""Those whose command is seen through by the loop, which is not kept from them."""
+
 _READY_WITHIN = 10.0
 _SETTLE_WITHIN = 1.0
 """Seconds that letting go of a shell may wait for the state its last command left."""
@@ -432,7 +435,7 @@ class Shell:
         self._submit()
         self._open_captures()
         self._on_output = on_output
-        if not self.snapshots.owed:
+        if not self.snapshots.owed and not _under_way:
             self.wire.hear_at_once()
         if not live.running:
             self._tell(self.outcome)
@@ -482,10 +485,12 @@ class Shell:
     async def _see_through(self, timeout: float) -> Outcome:
         live, outcome = self._journal.live, self.outcome
         ladder = Ladder(self.box, lambda: self.process, live.clock, self.spared)
+        _under_way.add(self)
         try:
             await Run(self, ladder, timeout).until_end()
             self._tell(outcome)
         finally:
+            _under_way.discard(self)
             if not self.closed:
                 if ladder.step and self._state is State.IDLE:
                     self.wire.go(live.deaths)  # does nothing: an interrupt that comes late ends this line
