@@ -208,33 +208,22 @@ _RUNNING = {
 
 
 def _end(connection: Connection, ending: FinishedRun, job: Any, *, lost: bool) -> End:
+    """Decide how a run ends: by its outcome, then by what happened while it ran. Only the children that it waits for
+    are written here."""
     claim = ending.claim
-    outcome = _exhausted(claim, _count_outage(connection, claim, ending.outcome))
-    outcome = _without_delay(connection, claim, outcome)
+    outcome = _decided(connection, claim, ending.outcome)
     state, delay, name = _next_state(claim, outcome)
-    final = state in FINAL
-    if job.cancel_requested and not final:
-        # A run that pauses while somebody asks to stop it becomes ready at once, so that a worker ends it.
-        state, delay = JobState.READY, 0
-    if state in (JobState.SCHEDULED, JobState.WAITING) and _was_signalled(connection, claim, outcome):
-        state, delay = JobState.READY, 0
-    pauses = None if final or job.cancel_requested else _pauses(job, outcome, state)
-    if pauses is not None:
-        state, delay = (JobState.SCHEDULED, PAUSE_SECONDS) if pauses else (JobState.READY, 0)
-    if isinstance(outcome, WaitForJobs) and state is JobState.WAITING:
-        state = JobState.WAITING if submit_children(connection, claim, outcome) else JobState.READY
-    if isinstance(outcome, Wait) and _has_new_message(connection, claim, outcome.seen_to, job.covers_to):
-        state = JobState.READY
-    if (
-        isinstance(outcome, Snooze)
-        and outcome.drafts
-        and (state is JobState.READY or _delay_is_known(connection, claim, outcome.after))
-    ):
-        outcome = dataclasses.replace(outcome, drafts=())
+    final, pauses = state in FINAL, False
+    if not final:
+        if _goes_on_at_once(connection, claim, outcome, job):
+            state, delay = JobState.READY, 0
+        pauses = state is not JobState.WAITING and job.reason == PAUSE_REQUESTED and not job.cancel_requested
+        if pauses:
+            state, delay = JobState.SCHEDULED, PAUSE_SECONDS
     return End(
         ending=ending,
         claim=claim,
-        outcome=outcome,
+        outcome=_without_old_news(connection, claim, outcome, state),
         state=state,
         delay=delay,
         name="lost" if lost and not final else name,
@@ -246,12 +235,38 @@ def _end(connection: Connection, ending: FinishedRun, job: Any, *, lost: bool) -
     )
 
 
-def _pauses(job: Any, outcome: Outcome, state: JobState) -> bool | None:
-    """Whether a job that would go on sleeps until it is resumed, or goes on because it was resumed meanwhile; None when
-    nobody paused it."""
-    if state in (JobState.READY, JobState.SCHEDULED) and job.reason == PAUSE_REQUESTED:
+def _decided(connection: Connection, claim: Claim, outcome: Outcome) -> Outcome:
+    """The outcome that counts: with outages and tries counted, and no delay for a delivery that has more to send."""
+    outcome = _exhausted(claim, _count_outage(connection, claim, outcome))
+    return _without_delay(connection, claim, outcome)
+
+
+def _goes_on_at_once(connection: Connection, claim: Claim, outcome: Outcome, job: Any) -> bool:
+    """Whether a run that would sleep or wait becomes ready instead, because of what happened while it ran. The first
+    rule that fits decides."""
+    if job.cancel_requested:
+        return True  # a worker ends it
+    if _was_signalled(connection, claim, outcome):
         return True
-    return False if isinstance(outcome, Snooze) and outcome.reason == PAUSED else None
+    match outcome:
+        case Snooze():
+            return outcome.reason == PAUSED and job.reason != PAUSE_REQUESTED  # it was resumed meanwhile
+        case Wait():
+            return _has_new_message(connection, claim, outcome.seen_to, job.covers_to)
+        case WaitForJobs():
+            return not submit_children(connection, claim, outcome)
+    return False
+
+
+def _without_old_news(connection: Connection, claim: Claim, outcome: Outcome, state: JobState) -> Outcome:
+    """A snooze says nothing when the run goes on at once, or when people know already that it takes so long."""
+    if (
+        isinstance(outcome, Snooze)
+        and outcome.drafts
+        and (state is JobState.READY or _delay_is_known(connection, claim, outcome.after))
+    ):
+        return dataclasses.replace(outcome, drafts=())
+    return outcome
 
 
 def _reason(outcome: Outcome) -> str:

@@ -182,6 +182,16 @@ async def test_a_run_that_is_paused_while_it_works_sleeps_however_its_try_ends(
     assert await world.states(job) == ["done"]
 
 
+async def test_a_run_that_is_paused_while_it_asks_sleeps_although_a_message_came(world: World) -> None:
+    first = await world.say("Do it.")
+    claim = await world.claim_one()
+    await world.run(control.pause, job_id=claim.id, by="ann")
+    await world.say("Said while it was thinking about what to ask.")
+    await world.end(claim, Wait("Which one?", "call-1", seen_to=first.seq))
+    assert control.is_paused(await world.job(claim.id))
+    assert await world.claim() == []
+
+
 async def test_a_run_that_is_paused_and_lost_sleeps_too(world: World) -> None:
     job = await world.submit(kind="answer")
     await world.claim_one(lease=30)
