@@ -1015,6 +1015,8 @@ class Orders(Shape):
     """Orders that a host has taken."""
 
     orders: list[Order]
+    over: list[str]
+    """Those of the orders it works at that are over: their Triggers were stopped or have gone on."""
 
 
 class OrderReported(Shape):

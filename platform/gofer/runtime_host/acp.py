@@ -16,6 +16,7 @@ from gofer.runtime_host.configuration import AcpSettings
 from gofer.runtime_host.interfaces import (
     MAX_ANSWER,
     MAX_SESSION,
+    OVER,
     Adapter,
     HostReport,
     NotDelivered,
@@ -311,8 +312,6 @@ class AcpAdapter(Adapter):
         seen = await self.look()
         if action == "look":
             return HostReport(status="delivered" if seen.alive else "failed", reason=seen.reason)
-        if action == "stop":
-            return await self._cancel()
         words = words_of(run.order)
         if action in ("deliver", "prompt"):
             if seen.reason:
@@ -345,6 +344,7 @@ class AcpAdapter(Adapter):
     async def _take_turn(self, agent: AgentProcess, run: OrderRun, words: str) -> HostReport:
         from acp.helpers import text_block
 
+        run.check()
         turn = agent.client.turn = PromptTurn(run)
         asking = asyncio.ensure_future(
             agent.connection.prompt(session_id=agent.client.session, prompt=[text_block(words)])
@@ -352,7 +352,7 @@ class AcpAdapter(Adapter):
         tell = asyncio.create_task(self._tell_when_taken(turn))
         try:
             if not await self._wait(asking, turn):
-                return await self._give_up(agent, asking)
+                return await self._give_up(agent, asking, OVER if run.over.is_set() else "runtime.silent")
             if asking.exception() is not None:
                 await agent.see_end()
                 self._count_crash()
@@ -368,19 +368,19 @@ class AcpAdapter(Adapter):
         await turn.run.report(HostReport(status="acknowledged"))
 
     async def _wait(self, asking: asyncio.Future[Any], turn: PromptTurn) -> bool:
-        """Until the turn ends; False when the agent shows no sign of having begun, or takes too long, not counting the
-        time for which people were asked."""
+        """Until the turn ends; False when its order is over, or when the agent shows no sign of having begun, or takes
+        too long, not counting the time for which people were asked."""
         loop, order = asyncio.get_running_loop(), turn.run.order
         began = loop.time()
         while True:
             within = order.answer_within + turn.asked if turn.taken.is_set() else order.ack_within
             left = began + within - loop.time()
-            if asking.done() or left <= 0:
+            if asking.done() or left <= 0 or turn.run.over.is_set():
                 return asking.done()
             await asyncio.wait([asking], timeout=min(left, LOOK_PAUSE))
 
-    async def _give_up(self, agent: AgentProcess, asking: asyncio.Future[Any]) -> HostReport:
-        """Cancel a turn that takes too long; an agent that does not even end that is ended itself."""
+    async def _give_up(self, agent: AgentProcess, asking: asyncio.Future[Any], why: str) -> HostReport:
+        """Cancel a turn for which nobody waits any more; an agent that does not even end that is ended itself."""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CANCEL_TIMEOUT):
                 await agent.connection.cancel(session_id=agent.client.session)
@@ -388,7 +388,7 @@ class AcpAdapter(Adapter):
         if not asking.done():
             self._ended = agent
             await agent.end()
-        return HostReport(status="failed", reason="runtime.silent", session=agent.client.session)
+        return HostReport(status="failed", reason=why, session=agent.client.session)
 
     def _report(self, agent: AgentProcess, turn: PromptTurn, asking: asyncio.Future[Any]) -> HostReport:
         session = agent.client.session
@@ -402,13 +402,6 @@ class AcpAdapter(Adapter):
             # One that has posted with Gofer's tools has ended the hop already, and this says nothing new.
             return HostReport(status="failed", reason="runtime.no_words", session=session)
         return HostReport(status="answered", session=session, text=turn.answer)
-
-    async def _cancel(self) -> HostReport:
-        agent = self._agent
-        if agent is None or not agent.alive or agent.client.turn is None:
-            raise NotDelivered("runtime.gone")
-        await _within(CANCEL_TIMEOUT, agent.connection.cancel(session_id=agent.client.session), agent)
-        return HostReport(status="delivered", session=agent.client.session)
 
     # Starting.
 

@@ -39,6 +39,8 @@ DRAIN_TIMEOUT = 30.0
 """Seconds for what was begun to end when the host is stopped."""
 QUESTION_PAUSE, QUESTION_TIMEOUT = 2.0, 3600.0
 MAX_ORDERS_AT_ONCE = 100
+MAX_WORKING = 50
+"""Orders at work of which Gofer is asked whether they are over."""
 REFUSED = (401, 403)
 """Statuses that say that the token is wrong."""
 FINAL = ("delivered", "failed", "answered", "unknown")
@@ -74,6 +76,7 @@ class RuntimeHost:
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._begun: set[str] = set()
         self._forced: dict[str, asyncio.Event] = {}
+        self._over: dict[str, asyncio.Event] = {}
         self._every = HEARTBEAT
         self._hurry = asyncio.Event()
 
@@ -197,13 +200,17 @@ class RuntimeHost:
         """Wait for orders and begin them; while Gofer is away, try again and again, ever more seldom."""
         delay, asked = FIRST_DELAY, {"host": self.name, "wait": POLL_WAIT}
         fresh: dict[str, Any] = {"fresh": True}
+        older = False
         while True:
+            working = [] if older else [id for id, over in self._over.items() if not over.is_set()]
+            more = fresh | ({"working": ",".join(working[:MAX_WORKING])} if working else {})
             try:
-                found = await self._call("GET", "/runtimes/orders", query=asked | fresh)
+                found = await self._call("GET", "/runtimes/orders", query=asked | more)
             except Problem as problem:
                 self._check_token(problem)
-                # What was handed out may be lost on its way; a Gofer that is older than this host knows no such word.
-                fresh = {} if problem.status == 400 else {"fresh": True}
+                # What was handed out may be lost on its way; a Gofer that is older than this host knows no such words.
+                older = older or problem.status == 400
+                fresh = {} if older else {"fresh": True}
                 self._say("orders", f"No orders: {_in_words(problem)}")
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, LONGEST_DELAY)
@@ -212,6 +219,9 @@ class RuntimeHost:
             if self._told.pop("orders", ""):
                 self._tell_user("Gofer is there again.")
                 self._hurry.set()
+            for id in list(found.get("over") or ())[:MAX_WORKING]:
+                if isinstance(id, str) and id in self._over:
+                    self._over[id].set()
             for given in list(found.get("orders") or ())[:MAX_ORDERS_AT_ONCE]:
                 self._take(given)
 
@@ -233,6 +243,7 @@ class RuntimeHost:
             unknown = HostReport(status="unknown", reason="host.restarted")
             self._begin(order.id, self._report(order.id, self._journal.end_of(order.id) or unknown))
             return
+        self._over[order.id] = asyncio.Event()
         self._begin(order.id, self._carry_out(order))
 
     def _begin(self, order: str, work: Any) -> None:
@@ -262,11 +273,12 @@ class RuntimeHost:
             return await self._ask(order.id, text, choices)
 
         renewing = asyncio.create_task(renew())
-        forced = self._forced[order.id] = asyncio.Event()
+        forced, over = asyncio.Event(), self._over[order.id]
+        self._forced[order.id] = forced
         try:
-            end = await self._outcome(OrderRun(order, begin, report, ask, forced, self._clock))
+            end = await self._outcome(OrderRun(order, begin, report, ask, forced, over, self._clock))
         finally:
-            del self._forced[order.id]
+            del self._forced[order.id], self._over[order.id]
             await _end([renewing])
         crash_point("host.done")
         if order.id in self._begun:
@@ -283,7 +295,7 @@ class RuntimeHost:
             return HostReport(status="failed", reason="order.unknown_runtime")
         lock = self._locks[order.runtime]
         try:
-            if order.action in ("look", "stop"):
+            if order.action == "look":
                 return await adapter.carry_out(run)
             if lock.locked():
                 return HostReport(status="failed", reason="runtime.busy")

@@ -25,6 +25,7 @@ PROBE = 40
 """Letters and digits of a text's beginning and end by which it is recognised on a screen."""
 ORDER_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
 """An order's id stands in an address."""
+OVER = "trigger.over"
 ACK_WITHIN, ANSWER_WITHIN = 60.0, 3600.0
 """Seconds for an agent to show that it has begun, and to end its turn, where an order does not say."""
 
@@ -49,7 +50,7 @@ class Order(BaseModel):
 
     id: str = Field(pattern=ORDER_ID)
     runtime: str = Field(max_length=100)
-    action: Literal["deliver", "prompt", "resume", "spawn", "look", "stop"]
+    action: Literal["deliver", "prompt", "resume", "spawn", "look"]
     text: str = Field(default="", max_length=4_000_000)
     summary: str = Field(default="", max_length=4_000_000)
     session: str = Field(default="", max_length=1000)
@@ -137,7 +138,14 @@ class OrderRun:
     """Ask people a question with choices; None when nobody answered."""
     forced: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the order is forced meanwhile."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when Gofer wants nothing of the order any more: its Trigger was stopped, or has gone on."""
     clock: Clock = field(default_factory=Clock)
+
+    def check(self) -> None:
+        """Raises NotDelivered when the order is over: its agent is told nothing then."""
+        if self.over.is_set():
+            raise NotDelivered(OVER)
 
 
 class Adapter(ABC):

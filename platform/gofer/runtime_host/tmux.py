@@ -98,8 +98,6 @@ class TmuxAdapter(Adapter):
             return HostReport(status="delivered" if seen.alive else "failed", reason=seen.reason)
         if action in ("resume", "spawn"):
             return await self._start(run)
-        if action == "stop":
-            raise NotDelivered("runtime.not_managed")
         words = self._words(run.order)
         pane = await self._ready_pane(run)
         await run.begin()
@@ -208,6 +206,7 @@ class TmuxAdapter(Adapter):
         order, clock = run.order, self._clock
         began, told = clock.monotonic(), False
         while True:
+            run.check()
             pane = await self._fit_pane()
             silence = self._typing.quiet_for(await self._server.last_key(pane))
             if order.force or run.forced.is_set() or silence >= order.quiet.quiet:
@@ -297,6 +296,7 @@ class TmuxAdapter(Adapter):
             self.crashes += 1
             raise NotDelivered(failure, f"The program ended at once. {error}") from None
         await self._take_over(made)
+        run.check()
         return await self._tell(await self._pane(made), words)
 
     async def _new_pane(self, command: list[str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sqlalchemy import Connection, exists, false, func, select, update
+from sqlalchemy import Connection, exists, false, func, select, tuple_, update
 
 from gofer.errors import Conflict, Malformed, NotFound
 from gofer.jobs.control import cancel, note_event, signal
@@ -238,6 +238,19 @@ def take_orders(connection: Connection, member_id: str, host: str, *, fresh: boo
         if claimed is not None:
             taken.append((claimed, runtime))
     return taken
+
+
+def over_orders(connection: Connection, member_id: str, given: list[str]) -> list[str]:
+    """Those of a member's orders at which a host works in vain: their Triggers were stopped or have gone on. An order
+    that was answered is none of them, its agent may end its turn."""
+    ended = hops.c.state.in_((CANCELLED, FAILED)) | (hops.c.state.in_(OPEN) & ~_LIVES)
+    query = (
+        select(hops.c.job_id, hops.c.number)
+        .join(runtimes, runtimes.c.id == hops.c.runtime_id)
+        .where(runtimes.c.member_id == member_id, ended)
+        .where(tuple_(hops.c.job_id, hops.c.number).in_([read_order_id(each) for each in given]))
+    )
+    return [order_id(row.job_id, row.number) for row in connection.execute(query).all()]
 
 
 def force_deferred(connection: Connection, job_id: int) -> None:

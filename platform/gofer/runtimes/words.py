@@ -35,10 +35,11 @@ LEFT_OUT = "(Something is left out here; read_conversation has all of it.)"
 NOBODY = "(Nothing is unread; somebody asked Gofer to wake you.)"
 CUT = "\n[Gofer] Cut here: {count} more characters of this message are left out; read_conversation has all of it."
 HOW = (
-    "Answer with Gofer's MCP tools: first acknowledge, then post_message with your whole answer, each with "
-    'conversation_id "{conversation}", trigger {trigger} and hop {hop}. One answer is sent. If there is nothing to '
-    "say, call acknowledge with done true."
+    "Answer with Gofer's MCP tools: first acknowledge, then post_message with your whole answer. One answer is sent. "
+    "If there is nothing to say, call acknowledge with done true. Call each with "
+    'conversation_id "{conversation}", trigger {trigger} and hop {hop}.'
 )
+"""Ends with the numbers: the host recognises a text in a terminal by its end, and no other text ends so."""
 
 
 HOW_IN_A_TURN = (

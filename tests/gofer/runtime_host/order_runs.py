@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +58,7 @@ async def carry_out(
     answer: str | None = None,
     clock: Clock | None = None,
     on_begin: Callable[[], None] = lambda: None,
+    over: asyncio.Event | None = None,
     **order: Any,
 ) -> Carried:
     """Have an adapter carry an order out, as the host does."""
@@ -76,8 +78,9 @@ async def carry_out(
     given = Order.model_validate(
         {"id": "1-1", "runtime": "coder", "action": action, "text": "Hello there", **order}
     )
+    run = OrderRun(given, begin, report, ask, over=over or asyncio.Event(), clock=clock or Clock())
     try:
-        seen.result = await adapter.carry_out(OrderRun(given, begin, report, ask, clock=clock or Clock()))
+        seen.result = await adapter.carry_out(run)
     except NotDelivered as error:
         seen.result = HostReport(status="failed", reason=error.reason)
         seen.complaint = str(error)

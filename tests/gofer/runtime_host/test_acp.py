@@ -188,10 +188,14 @@ async def test_a_command_that_is_not_there_is_said_so(scene: Scene) -> None:
 
 async def test_an_agent_has_one_turn_at_a_time_and_can_be_stopped(scene: Scene) -> None:
     adapter = await scene.open()
-    turn = asyncio.create_task(carry_out(adapter, "prompt", text="hang"))
+    over = asyncio.Event()
+    turn = asyncio.create_task(carry_out(adapter, "prompt", text="hang", over=over))
     await eventually(lambda: ["prompt", "hang"] in scene.log, within=10)
     assert (await carry_out(adapter, "prompt")).outcome == ("failed", "runtime.busy")
-    assert (await carry_out(adapter, "stop")).outcome == ("delivered", "")
-    assert (await turn).outcome == ("failed", "runtime.cancelled")
+    over.set()
+    assert (await turn).outcome == ("failed", "trigger.over")
+    assert ["cancel", "session-1"] in scene.log
+    assert (await carry_out(adapter, "prompt", over=over)).outcome == ("failed", "trigger.over")
+    assert len([kind for kind, _ in scene.log if kind == "prompt"]) == 1, "nothing new is told"
     os.killpg((await _process(adapter)).pid, signal.SIGKILL)
     await eventually(lambda: _is_offline(adapter), within=10)

@@ -34,6 +34,7 @@ class StandInApi(CallerApi):
 
     def __init__(self) -> None:
         self.orders: list[Any] = []
+        self.over: set[str] = set()
         self.announced: list[Mapping[str, Any]] = []
         self.reports: list[tuple[str, str, str]] = []
         self.crashes_known: list[int] = []
@@ -59,11 +60,12 @@ class StandInApi(CallerApi):
             self.announced.append(request.body)
             return {"heartbeat_every": 0.1}
         if request.method == "GET":
-            assert set(request.query) - {"fresh"} == {"host", "wait"}
+            assert set(request.query) - {"fresh", "working"} == {"host", "wait"}
             found, self.orders = self.orders, []
-            if not found:
+            over = [id for id in request.query.get("working", "").split(",") if id in self.over]
+            if not found and not over:
                 await asyncio.sleep(0.02)
-            return {"orders": found}
+            return {"orders": found, "over": over}
         assert set(request.body) == REPORTED
         self.crashes_known.append(sum(each["crashed"] for each in self.announced))
         self.reports.append((request.path.rpartition("/")[2], request.body["status"], request.body["reason"]))
@@ -215,6 +217,20 @@ async def test_an_order_that_is_forced_while_somebody_types_is_delivered(
         api.orders = [order("11-1", "urgent", quiet=quiet, force=True)]
         await eventually(lambda: "delivered" in [status for _, status, _ in api.reports], within=10)
     assert len(desk.told("urgent")) == 1, "once"
+
+
+@needs_tmux
+async def test_an_order_that_is_over_while_somebody_types_is_not_delivered(
+    tmp_path: Path, desk: Terminals
+) -> None:
+    os.write(desk.person(desk.agent("stopped")), b"x\x15")
+    api, quiet = StandInApi(), {"quiet": 3000, "look_every": 0.05, "at_most": 3000}
+    async with running(api, tmp_path, settings(tmp_path, desk.socket, "stopped")):
+        api.orders = [order("12-1", "stopped", quiet=quiet)]
+        await eventually(lambda: api.reports == [("12-1", "deferred", "deferred.typing")], within=10)
+        api.over = {"12-1"}
+        await eventually(lambda: api.reports[-1] == ("12-1", "failed", "trigger.over"), within=10)
+    assert desk.told("stopped") == []
 
 
 @needs_tmux

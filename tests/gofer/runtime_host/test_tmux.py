@@ -15,10 +15,14 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
+from gofer.integration import Author, Incoming
 from gofer.runtime_host.configuration import TmuxSettings
 from gofer.runtime_host.interfaces import MAX_TEXT, prepared
 from gofer.runtime_host.panes import Pane, TypingWatch, is_shown
 from gofer.runtime_host.tmux import TmuxAdapter
+from gofer.runtimes.words import order_text
+from gofer.store.messages import StoredMessage
+from gofer.store.tables import Trust
 from support.patience import eventually, until
 from support.terminals import AGENT, Terminals, needs_tmux, terminals
 
@@ -96,6 +100,24 @@ async def test_the_longest_text_arrives_whole(desk: Terminals) -> None:
     assert (await carry_out(adapter(desk, "long", "desk:long"), text=text)).outcome == ("delivered", "")
     await eventually(lambda: desk.told("long"))
     assert desk.told("long")[0]["pasted"] == [text]
+
+
+async def test_a_long_text_is_recognised_and_sent_also_when_one_before_it_has_scrolled_away(
+    desk: Terminals,
+) -> None:
+    desk.agent("again")
+    found = adapter(desk, "again", "desk:again")
+    for trigger, said in enumerate(("Hello", "line\n" * 10_000), 1):
+        message = Incoming("c", Author("ada", "Ada"), said, addressed=True)
+        text = order_text(
+            [StoredMessage(trigger, message, Trust.OWNER, None)],
+            where="a chat",
+            conversation_id="conv_k3v9",
+            trigger=trigger,
+            hop=1,
+        )
+        assert (await carry_out(found, text=text)).outcome == ("delivered", "")
+    await eventually(lambda: len(desk.told("again")) == 2)
 
 
 async def test_a_pane_is_found_again_whatever_it_is_called_and_wherever_it_moves(desk: Terminals) -> None:

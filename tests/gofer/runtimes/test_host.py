@@ -266,11 +266,21 @@ def test_two_members_have_a_runtime_each(house: House, desk: Terminals) -> None:
     )
     _, trigger = scene.say("for one host only")
     taken = stranger.get("/runtimes/orders", params={"host": scene.heartbeat["host"], "wait": 0}).json()
-    assert taken == {"orders": []}
+    assert taken == {"orders": [], "over": []}
     order = scene.order()
     assert stranger.post(f"/runtimes/orders/{order['id']}", json={"status": "failed"}).status_code == 404
     scene.post(order, "Mine.")
     scene.ended(trigger)
+    _, trigger = scene.say("stopped")
+    order = scene.order()
+    scene.owner.post(f"/jobs/{trigger}/cancel", json={})
+    scene.ended(trigger, "cancelled")
+    at_work = {"host": scene.heartbeat["host"], "working": f"{order['id']},999-1"}
+    assert scene.host.get("/runtimes/orders", params=at_work).json()["over"] == [order["id"]]
+    assert stranger.get("/runtimes/orders", params=at_work).json()["over"] == [], (
+        "nothing of another's is told"
+    )
+    assert stranger.get("/runtimes/orders", params={"working": "x"}).status_code == 400
     scene.owner.delete(f"/runtimes/{scene.runtime}")
 
 
@@ -299,6 +309,20 @@ def test_an_agent_that_speaks_acp_answers_and_asks_people_for_permission(
         (prompt, *_) = [what for kind, what in _log(tmp_path) if kind == "prompt"]
         assert prompt.endswith("There is no second one."), "it is not told of tools that it does not have"
         assert "MCP" not in prompt
+
+
+def test_a_turn_ends_when_its_trigger_is_stopped(house: House, tmp_path: Path) -> None:
+    with acp_station(house, tmp_path) as station:
+        scene = station.scene
+        conversation, trigger = scene.say("hang")
+        scene.until(lambda: any(kind == "prompt" for kind, _ in _log(tmp_path)))
+        assert scene.owner.post(f"/jobs/{trigger}/cancel", json={}).status_code in (200, 202)
+        scene.ended(trigger, "cancelled")
+        scene.until(lambda: any(kind == "cancel" for kind, _ in _log(tmp_path)))
+        station.wait_for("idle")
+        said = scene.owner.post(f"/conversations/{conversation}/messages", json={"text": "say yes"}).json()
+        scene.ended(said["job_id"])
+        assert scene.hops(said["job_id"]) == [("live", "answered", "")], "it is free for what comes next"
 
 
 def test_a_program_that_crashes_three_times_gets_no_new_session(house: House, tmp_path: Path) -> None:

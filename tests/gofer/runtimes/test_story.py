@@ -147,7 +147,7 @@ def test_only_owners_register_and_only_its_member_hosts_it(scene: Scene) -> None
     assert olga.put(f"/runtimes/{scene.runtime}", json=scene.heartbeat).status_code == 404
     scene.say("for the owner's host alone")
     looked = olga.get("/runtimes/orders", params={"host": scene.heartbeat["host"]})
-    assert looked.json() == {"orders": []}
+    assert looked.json() == {"orders": [], "over": []}
     order = scene.order()
     lie = olga.post(f"/runtimes/orders/{order['id']}", json={"status": "failed"})
     assert lie.status_code == 404

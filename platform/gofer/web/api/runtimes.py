@@ -14,6 +14,7 @@ from gofer.errors import Forbidden, Malformed, NotFound
 from gofer.jobs.notifications import JOBS
 from gofer.runs.external_settings import RuntimeKind
 from gofer.runtimes import records
+from gofer.runtimes.hops import over_orders
 from gofer.web.api.http import ApiAnswer, RequestModel, path_number, platform_of
 from gofer.web.api.idempotency import HEADER
 from gofer.web.auth import Visitor, note, record_order, visitor_of
@@ -73,6 +74,12 @@ class OrderQuery(RequestModel):
     wait: int = Field(default=0, ge=0, le=MAX_WAIT, description="Seconds.")
     fresh: bool = Field(
         default=False, description="The host has just started: also what it had taken before."
+    )
+    working: str = Field(
+        default="",
+        max_length=1500,
+        pattern=r"^([0-9]{1,18}-[0-9]{1,4}(,|$))*$",
+        description="The orders that the host is carrying out, with commas: which of them are over is told at once.",
     )
 
 
@@ -223,18 +230,22 @@ async def orders(request: Request, query: OrderQuery) -> dict[str, Any]:
     until = time.monotonic() + query.wait
     try:
         found: list[dict[str, Any]] = []
+        over: list[str] = []
+        working = [each for each in query.working.split(",") if each]
         # A host that died has left its request behind: what it took nobody would carry out until the lease ends.
         while not await request.is_disconnected():
             found = await runtimes.take_orders(platform, member_id, query.host, fresh=query.fresh)
+            if working:
+                over = await platform.database.read(over_orders, member_id=member_id, given=working)
             left = until - time.monotonic()
-            if found or left <= 0:
+            if found or over or left <= 0:
                 break
             await woken.wait(min(left, LOOK_EVERY))
     finally:
         platform.signals.unsubscribe(JOBS, woken)
     for each in found:
         await record_order(request, each["conversation"])
-    return {"orders": found}
+    return {"orders": found, "over": over}
 
 
 async def report(request: Request, said: OrderReport) -> dict[str, Any]:
