@@ -39,8 +39,12 @@ MEMBERS = 20
 """Each may have twenty pages of the web chat open."""
 STREAMING, LINES = 10, 40
 """Connections that are told what a command prints, and how many lines of it."""
-COMMAND = f"$ for i in {{1..{LINES}}}; do echo $EPOCHREALTIME; sleep 0.05; done"
+COMMAND = f"$ for i in {{1..{LINES}}}; do echo at=$EPOCHREALTIME; sleep 0.05; done"
 """Each line says when it was printed."""
+REFUSED = re.compile(r'"(refused|error)"')
+"""Of a frame that says no, at any door: whoever waits for an acknowledgement would wait for ever."""
+READS_ALL: dict[str, Any] = {"compression": None, "proxy": None, "ping_interval": None, "max_queue": None}
+"""A client that reads at once whatever it is told. One that leaves frames unread says goodbye for ten seconds."""
 WATCHED = 45.0
 """Seconds over which idle connections are watched: each is pinged once."""
 
@@ -172,7 +176,7 @@ async def _session(
     """A connection of the session protocol, the message to send, and what its acknowledgement has in it."""
     headers = {"authorization": f"Bearer {token}"}
     address = f"{url.replace('http', 'ws')}/v1/agents/gofer/stream"
-    opened = connect(address, additional_headers=headers, compression=None, proxy=None, ping_interval=None)
+    opened = connect(address, additional_headers=headers, **READS_ALL)
     line = await stack.enter_async_context(opened)
     await line.recv()
     return line, json.dumps({"type": "chat.send", "id": "{id}", "text": "hello"}), '"accepted"'
@@ -182,7 +186,7 @@ async def _gateway(
     stack: contextlib.AsyncExitStack, url: str, token: str
 ) -> tuple[ClientConnection, str, str]:
     """The same of the gateway protocol, in a session of its own."""
-    opened = connect(f"{url.replace('http', 'ws')}/gateway", compression=None, proxy=None, ping_interval=None)
+    opened = connect(f"{url.replace('http', 'ws')}/gateway", **READS_ALL)
     line = await stack.enter_async_context(opened)
     await line.recv()
     client = {"id": "test", "version": "1", "platform": "linux", "mode": "test"}
@@ -207,7 +211,7 @@ async def _chat_room(
     async with httpx2.AsyncClient(base_url=url, headers={**headers, "accept": "application/json"}) as web:
         room = (await web.post("/chat")).json()["room"]
     address = f"{url.replace('http', 'ws')}/chat/{room}/live?after={Cursor()}"
-    opened = connect(address, additional_headers=headers, compression=None, proxy=None, ping_interval=None)
+    opened = connect(address, additional_headers=headers, **READS_ALL)
     line = await stack.enter_async_context(opened)
     return line, json.dumps({"id": "{id}", "text": "hello"}), '"taken"'
 
@@ -218,37 +222,40 @@ async def _talk(url: str, tokens: list[str], count: int, door: Any) -> list[floa
         lines = [await door(stack, url, tokens[n % len(tokens)]) for n in range(count)]
         taken: list[float] = []
         for round_ in range(ROUNDS + 1):
-            waited = await asyncio.gather(*(_said(round_, n, *line) for n, line in enumerate(lines)))
+            waited = await asyncio.gather(*(_said(*line) for line in lines))
             taken += waited if round_ else []  # the first one makes the conversations
         return sorted(taken)
 
 
-async def _said(round_: int, number: int, line: ClientConnection, message: str, sign: str) -> float:
+async def _said(line: ClientConnection, message: str, sign: str) -> float:
     began = time.perf_counter()
-    await line.send(message.replace("{id}", f"message-{round_}-number-{number:06}"))
-    while sign not in str(await line.recv()):
-        pass
+    await line.send(_with_id(message))
+    while sign not in (frame := str(await line.recv())):
+        assert not REFUSED.search(frame), frame
     return time.perf_counter() - began
+
+
+def _with_id(message: str) -> str:
+    """A message that was never said before, at whichever door: a repeat costs less."""
+    return message.replace("{id}", f"message-{secrets.token_hex(12)}")
 
 
 async def _stream(url: str, tokens: list[str], door: Any) -> list[float]:
     """Seconds from when a command prints a line until a client has it."""
     async with contextlib.AsyncExitStack() as stack:
         lines = [await door(stack, url, tokens[n]) for n in range(STREAMING)]
-        named = f"stream-{door.__name__.replace('_', '-')}"
-        found = await asyncio.gather(*(_heard(f"{named}-{n:06}", *line) for n, line in enumerate(lines)))
+        found = await asyncio.gather(*(_heard(*line) for line in lines))
         return sorted(seconds for each in found for seconds in each)
 
 
-async def _heard(name: str, line: ClientConnection, message: str, sign: str) -> list[float]:
+async def _heard(line: ClientConnection, message: str, sign: str) -> list[float]:
     """When each line of a command was heard first, after the shell was brought up by another one."""
     for round_, said in enumerate(("$ true", COMMAND)):
-        given = message.replace("{id}", f"{name}-{round_}").replace('"hello"', json.dumps(said))
-        await line.send(given)
+        await line.send(_with_id(message).replace('"hello"', json.dumps(said)))
         heard: dict[str, float] = {}
         while len(heard) < (LINES if round_ else 0):
             frame = str(await line.recv())
-            for printed in re.findall(r"[0-9]{10}\.[0-9]{6}", frame):
+            for printed in re.findall(r"at=([0-9]{10}\.[0-9]{6})", frame):
                 heard.setdefault(printed, time.time() - float(printed))
         if not round_:
             await asyncio.sleep(5)

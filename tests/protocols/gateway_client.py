@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 from websockets.sync.client import ClientConnection, connect
 
-from support.patience import Deadline
+from support.patience import Deadline, patience
 from support.web_server import House
 
 SCHEMA = json.loads(
@@ -168,7 +168,8 @@ def hello_params(token: str, **more: Any) -> Frame:
 def line(url: str, headers: dict[str, str] | None = None, path: str = "/gateway") -> Iterator[GatewayClient]:
     """A connection on which nothing was said yet but the challenge, which is read."""
     where = url.replace("http", "ws") + path
-    with connect(where, additional_headers=headers, max_size=None, close_timeout=1, proxy=None) as connection:
+    bounds: Any = {"max_size": None, "open_timeout": patience(30), "close_timeout": 1}
+    with connect(where, additional_headers=headers, proxy=None, **bounds) as connection:
         client = GatewayClient(connection)
         challenge = client.next()
         assert challenge["event"] == "connect.challenge"

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import jsonschema
 from websockets.sync.client import ClientConnection, connect
 
-from support.patience import Deadline
+from support.patience import Deadline, patience
 from support.web_server import House
 
 SCHEMA = json.loads(
@@ -87,7 +87,6 @@ def session(
     """A connection to an agent."""
     url = f"{house.url.replace('http', 'ws')}/v1/agents/{agent}/stream?{urlencode(query)}"
     given = {"Authorization": f"Bearer {token}"} if token else {}
-    with connect(
-        url, additional_headers={**given, **(headers or {})}, max_size=None, close_timeout=1, proxy=None
-    ) as connection:
+    bounds: Any = {"max_size": None, "open_timeout": patience(30), "close_timeout": 1}
+    with connect(url, additional_headers={**given, **(headers or {})}, proxy=None, **bounds) as connection:
         yield SessionClient(connection)

@@ -33,7 +33,7 @@ class Client(Protocol):
 
     def stop(self) -> None: ...
 
-    def refused(self, value: Any) -> bool: ...
+    def refused(self, value: Any, key: str = ...) -> bool: ...
 
 
 class OverSession:
@@ -59,8 +59,8 @@ class OverSession:
     def stop(self) -> None:
         self.client.ask("agent.control", action="cancel")
 
-    def refused(self, value: Any) -> bool:
-        return bool(self.client.ask("chat.send", content=value)["type"] == "error")
+    def refused(self, value: Any, key: str = "refused-1") -> bool:
+        return bool(self.client.ask("chat.send", id=key, content=value)["type"] == "error")
 
 
 class OverGateway:
@@ -87,8 +87,8 @@ class OverGateway:
     def stop(self) -> None:
         self.client.ask("chat.abort", sessionKey=self.key)
 
-    def refused(self, value: Any) -> bool:
-        given = {"sessionKey": self.key, "message": value, "idempotencyKey": "refused-1"}
+    def refused(self, value: Any, key: str = "refused-1") -> bool:
+        given = {"sessionKey": self.key, "message": value, "idempotencyKey": key}
         return self.client.refused("chat.send", **given).code == "INVALID_REQUEST"
 
 
@@ -120,6 +120,15 @@ def test_what_is_sent_twice_is_said_once(house: House, token: str, protocol: str
             client.say("$ sleep 0.2; echo once", f"{protocol}-once-message-1")
         assert "once" in client.answer()
         assert [role for role, _ in client.spoken()] == ["user", "assistant"]
+
+
+def test_an_id_that_was_used_in_another_session_is_refused(house: House, token: str, protocol: str) -> None:
+    id_ = f"{protocol}-elsewhere-message-1"
+    with connected(protocol, house, token, f"here-{protocol}") as client:
+        client.say("$ echo here", id_)
+    with connected(protocol, house, token, f"there-{protocol}") as client:
+        assert client.refused("$ echo there", id_)
+        assert client.spoken() == []
 
 
 def test_a_client_that_went_finds_what_was_answered(house: House, token: str, protocol: str) -> None:

@@ -170,6 +170,17 @@ def test_a_client_that_asks_for_it_is_told_every_step(house: House, token: str) 
             client.wait("debug.event", event_type=kind)
 
 
+def test_a_tool_is_told_once_when_it_is_called_and_once_when_it_has_ended(house: House, token: str) -> None:
+    with session(house, token) as client:
+        client.send("chat.send", text="$ sleep 0.5; echo one")
+        client.wait("tool.event", status="running")
+        client.send("chat.send", text="$ echo two")
+        client.until(lambda frame: "two" in frame.get("content", ""))
+        told = [(each["callId"], each["status"]) for each in client.frames if each["type"] == "tool.event"]
+        assert len({call for call, _ in told}) == 2
+        assert len(told) == len(set(told))
+
+
 def test_a_run_of_another_session_does_not_exist(house: House, token: str) -> None:
     with session(house, token) as one, session(house, token) as two:
         one.next(), two.next()

@@ -61,6 +61,8 @@ WITHOUT_NEWS = 3600.0
 """Seconds after which a session is looked at although nothing woke it."""
 BETWEEN_LOOKS = 1.0
 """Seconds at least between two looks at the load of agents."""
+MAX_CALLS = 5000
+"""Calls of tools that a connection is remembered to have been told of."""
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,99}")
 KEY_NAMES = ("session", "sessionId", "session_id", "sessionKey", "session-key")
 HANDLERS: dict[str, Handler] = {**session_messages.HANDLERS, **session_runs.HANDLERS}
@@ -266,6 +268,7 @@ class SessionDoor:
             partial(read_now, platform=self._platform, conversation_id=conversation_id)
         )
         session.log_place = now.cursor
+        calls: dict[str, str] = {}
         while missed := await self._platform.database.read(partial(self._replies, session, conversation_id)):
             await self._send_replies(session, missed)
         async for news in follow(
@@ -278,9 +281,13 @@ class SessionDoor:
             if not isinstance(news, Timeline):
                 await session.send(_live_frame(news))
                 continue
+            # The timeline has all calls of a run again whenever one of them changes.
             for item in news.items:
-                if item["kind"] == "step":
+                if item["kind"] == "step" and calls.get(item["id"]) != item["status"]:
+                    calls[item["id"]] = item["status"]
                     await session.send(_tool_event(item))
+            for oldest in list(calls)[:-MAX_CALLS]:
+                del calls[oldest]
             replies, session.log_place, frames = news.more
             await self._send_replies(session, replies)
             for frame in frames:
