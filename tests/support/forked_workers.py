@@ -91,6 +91,8 @@ def _prepare(later: str, arguments: list[str]) -> None:
     if later:  # nearly every worker will need them
         for name in later.split(","):
             importlib.import_module(name)
+        # Hypothesis looks at every character there is, and keeps what it found in a file, which a fresh clone has not.
+        importlib.import_module("hypothesis.strategies").text().validate()
     gc.collect()
     gc.freeze()
 
