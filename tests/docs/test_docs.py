@@ -43,6 +43,18 @@ def test_every_event_is_documented(kind: str) -> None:
     assert f"| `{kind}` | {KINDS[kind]} |" in read("architecture.md")
 
 
+def test_the_security_page_has_its_parts() -> None:
+    page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    parts = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", page, re.MULTILINE))
+    assert "Report a vulnerability" in parts["How to report"]
+    assert (
+        len(re.findall(r"^\| (?!Attacker|-)", parts["Who may attack, and what each has"], re.MULTILINE)) > 5
+    )
+    for name in ("What is promised", "What is not promised"):
+        assert len(re.findall(r"^- ", parts[name], re.MULTILINE)) > 5, name
+    assert all((ROOT / path).exists() for path in re.findall(r"\]\(([\w/.-]+)", page))
+
+
 def _path_of_one_message() -> str:
     text = read("architecture.md")
     return text[text.index("## The path of one message") : text.index("## The ideas")]
