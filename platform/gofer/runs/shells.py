@@ -117,7 +117,7 @@ class ConversationShell:
         """Exists once a run that had read strangers' text had the shell: what it left running gets no hosts in a later
         run."""
         self._confined: bool | None = None
-        """What the present run said last."""
+        """Whether the present run is narrowed, as it said last; None before it has said so."""
         self._changes = WorkspaceChanges(workspace or directory / "workspace")
         self._latest: tuple[str, asyncio.Task[Result]] | None = None
         self._stopped = asyncio.Event()
@@ -526,7 +526,7 @@ class Shells:
             await asyncio.to_thread(remove_tree, directory)
 
     async def _user_of(self, claim: Claim, trust: Trust) -> dict[str, int]:
-        """The user of the conversation's own shell, which lives from here on at the latest."""
+        """The user of the conversation's own shell, which is opened first if it is not alive."""
         key = (str(claim.conversation_id), str(claim.agent_id))
         kept = await self._database.read(_kept, key=key)
         if kept is not None and is_alive(kept[0].reference):

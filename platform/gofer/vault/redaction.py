@@ -1,5 +1,5 @@
-"""Keeps secrets out of sight: a string that does not show itself, and a redactor that masks known secrets in whatever
-form they appear, and tokens that are known by their shape."""
+"""Keeps secrets out of sight. `Secret` is a string that does not show itself. `Redactor` masks known secrets in
+whatever form they appear, and tokens that are known by their shape."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Patterns:
 
 
 class Joined:
-    """A text without its line breaks, since encoders wrap what they print, and the way back."""
+    """A text without its line breaks, because encoders wrap what they print. `position` leads back to the original."""
 
     def __init__(self, text: str) -> None:
         self._original = text
@@ -171,8 +171,8 @@ class Redactor:
         return masked
 
     def _redact_object(self, value: Any, depth: int) -> object:
-        """Whatever else there is stays itself, unless what a renderer would show of it holds a secret. Then a dataclass
-        gets masked fields, since whoever shows it reads them by name, and anything else becomes a masked text."""
+        """Any other object is returned as it is, unless its text holds a secret. Then a dataclass is copied with masked
+        fields, because they are read by name, and anything else becomes a masked text."""
         shown = value.decode("utf-8", "replace") if isinstance(value, bytes) else repr(value)
         masked = self.redact(shown)
         if masked == shown:

@@ -356,8 +356,8 @@ class Strict(HttpToolsProtocol):
 
 
 class WebSocket(WebSocketsSansIOProtocol):
-    """uvicorn's protocol for WebSockets, which says when the connection ends, and ends it for a client that does not
-    read. uvicorn would wait for ever until such a client has read what it was sent."""
+    """uvicorn's protocol for WebSockets, with two additions: it calls `ended` when the connection ends, and it cuts off
+    a client that does not read. uvicorn would wait for such a client for ever."""
 
     ended: Callable[[], None] | None = None
     last_words: Callable[[], str] | None = None
@@ -379,7 +379,7 @@ class WebSocket(WebSocketsSansIOProtocol):
         self.last_words = words
 
     def _send_at_once(self, words: Callable[[], str]) -> None:
-        """Send a frame if there is room for it now: past everything that may wait, which costs most of a small one."""
+        """Send a frame now, if there is room for it. Waiting for room would cost more than a small frame itself."""
         if self.conn.state is State.OPEN and self.writable.is_set():
             self.conn.send_text(words().encode())
             self.transport.write(b"".join(self.conn.data_to_send()))
@@ -439,7 +439,7 @@ class Server(uvicorn.Server):
         self.ready.set()
 
     async def main_loop(self) -> None:
-        """Only the date header wants a tick; uvicorn's own loop would look ten times a second."""
+        """Tick once a second, for the date header alone. uvicorn's own loop ticks ten times a second."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
@@ -457,7 +457,7 @@ class Server(uvicorn.Server):
 
 
 class ShutdownNotice:
-    """ASGI middleware: who is cut off by the process's end is told to come back, which uvicorn would call a 500."""
+    """ASGI middleware: a request that the end of the process cuts off gets 503; uvicorn would answer 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
