@@ -19,11 +19,16 @@ from support.world import CONNECTION, World
 
 
 def plan(
-    *needs: list[int], keep: tuple[int, ...] = (), without: tuple[int, ...] = (), kind: str = "research"
+    *needs: list[int],
+    keep: tuple[int, ...] = (),
+    without: tuple[int, ...] = (),
+    replaces: tuple[int, ...] = (),
+    kind: str = "research",
 ) -> dict[str, Any]:
     """What a planner submits: one task for each list of needs."""
+    same = {"kind": kind, "replaces": list(replaces)}
     made = [
-        {"title": f"step {number}", "kind": kind, "instructions": f"do {number}", "needs": of}
+        {"title": f"step {number}", "instructions": f"do {number}", "needs": of, **same}
         for number, of in enumerate(needs, 1)
     ]
     return {"reply": "On it.", "tasks": made, "keep": list(keep), "without": list(without), "remember": []}
@@ -110,10 +115,14 @@ class Bench:
 
     async def told_to_planner(self) -> str:
         """What the last run of the planner was asked."""
+        return await self.told_to("plan")
+
+    async def told_to(self, kind: str) -> str:
+        """What the last task of a kind was asked."""
         found: list[tasks.TaskRecord] = await self.world.run(
             partial(tasks.tasks_of_goal, vault=self.world.vault, goal_id=self.goal_id)
         )
-        return [task.instructions for task in found if task.kind == "plan"][-1]
+        return [task.instructions for task in found if task.kind == kind][-1]
 
 
 async def new_goal(world: World, conversation_id: str, text: str = "tidy", **values: Any) -> str:

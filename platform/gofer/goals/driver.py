@@ -7,7 +7,7 @@ own: the planner, the workers, whoever writes the report.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -226,7 +226,7 @@ def _over_budget(this: Pass) -> Step | None:
     budget = this.goal.budget
     if budget is None or spent < budget:
         return None
-    if all(task.state in OVER for task in this.steps) and this.steps:
+    if this.steps and _nothing_left(this):
         return _verdict(this)  # the report is made by rule
     about = f"budget {budget}"
     given = _answer(this, about)
@@ -239,6 +239,12 @@ def _over_budget(this: Pass) -> Step | None:
     this.read()
     _move(this, "active" if this.steps else "planning")
     return None
+
+
+def _nothing_left(this: Pass) -> bool:
+    """Whether all tasks are over, and the planner has nothing to look at."""
+    planned = all(plan.reason in ("applied", "answered") for plan in this.plans[-1:])
+    return planned and all(task.state in OVER for task in this.steps) and not any(_unplanned(this))
 
 
 _SPENT = select(func.coalesce(func.sum(spends.c.micros), 0)).where(spends.c.goal_id == bindparam("goal"))
@@ -314,6 +320,8 @@ def _apply(this: Pass, task: TaskRecord, content: Mapping[str, Any]) -> bool:
     """Make the tasks of a plan; False when it does not fit any more what happened meanwhile."""
     plan = PlanArguments.model_validate(content)
     known = known_tasks(this.steps)
+    waiting = {task.number for task in known if task.state == "queued"}
+    plan.keep = [number for number in plan.keep if number in waiting]  # the others have begun meanwhile
     if plan_errors(plan, known):
         return False
     for old in this.steps:
@@ -358,9 +366,7 @@ def _approval(this: Pass) -> Step | None:
 
 def _replan(this: Pass) -> Step | None:
     """Change the plan when a task failed or asks, or somebody said something new."""
-    dealt_with = {number for plan in this.plans for number in plan.needs}
-    stuck = [t for t in this.steps if t.state in ("failed", "blocked") and t.number not in dealt_with]
-    words = records.words_about(this.connection, this.vault, this.goal, after=_heard_to(this))
+    stuck, words = _unplanned(this)
     if not stuck and not words:
         return None
     asking = next(
@@ -386,6 +392,13 @@ def _replan(this: Pass) -> Step | None:
     return None
 
 
+def _unplanned(this: Pass) -> tuple[list[TaskRecord], list[records.Word]]:
+    """What no run of the planner has looked at: tasks that did not work, and what was said."""
+    dealt_with = {number for plan in this.plans for number in plan.needs}
+    stuck = [t for t in this.steps if t.state in ("failed", "blocked") and t.number not in dealt_with]
+    return stuck, records.words_about(this.connection, this.vault, this.goal, after=_heard_to(this))
+
+
 def _begin_planning(this: Pass) -> None:
     """Start a run of the planner, which hears everything that was said so far."""
     words = records.words_about(this.connection, this.vault, this.goal)
@@ -403,7 +416,7 @@ def _begin_planning(this: Pass) -> None:
         instructions=request,
         # What this plan deals with: tasks that did not work, and the last words that it has heard.
         needs=[task.number for task in this.steps if task.state in ("failed", "blocked")],
-        call_id=f"heard:{words[-1].seq if words else 0}",
+        call_id=_heard(words),
     )
     start_task(this.connection, task_id, parent=this.claim)
     if replanning:
@@ -411,6 +424,11 @@ def _begin_planning(this: Pass) -> None:
         this.connection.execute(update(goals).where(goals.c.id == this.goal.id).values(replans=again))
     _move(this, this.goal.state if this.steps else "planning")
     this.read()
+
+
+def _heard(words: Sequence[records.Word]) -> str:
+    """The mark of a task that was told these words."""
+    return f"heard:{words[-1].seq if words else 0}"
 
 
 def _heard_to(this: Pass) -> int:
@@ -443,9 +461,13 @@ def _wait(this: Pass) -> Step | None:
 
 
 def _report(this: Pass) -> Step:
-    """Have the report written, once; when that fails, it is made by rule."""
-    written = [task for task in this.tasks if task.kind == REPORT]
-    if written or not any(task.state == "done" for task in this.steps):
+    """Have the report written, again if something was said or done since; when that fails, it is made by rule."""
+    words = records.words_about(this.connection, this.vault, this.goal)
+    done = [task.number for task in this.steps if task.state == "done"]
+    written = any(
+        (task.kind, task.call_id, list(task.needs)) == (REPORT, _heard(words), done) for task in this.tasks
+    )
+    if written or not done:
         return _verdict(this)
     task_id = new_task(
         this.connection,
@@ -454,8 +476,11 @@ def _report(this: Pass) -> Step:
         number=0,
         kind=REPORT,
         title="Write the report",
-        instructions=report_request(this.asked.text, known_tasks(this.steps)),
-        needs=[task.number for task in this.steps if task.state == "done"],
+        instructions=report_request(
+            this.asked.text, known_tasks(this.steps), [word.line() for word in words]
+        ),
+        needs=done,
+        call_id=_heard(words),
     )
     start_task(this.connection, task_id, parent=this.claim)
     this.read()
@@ -465,13 +490,21 @@ def _report(this: Pass) -> Step:
 def _verdict(this: Pass) -> GoalEnd:
     """Whether a goal that has come to its end is done: something was, and nothing that it needs is missing.
 
-    What did not work is made up for when a plan that knew of it made new tasks, or says that the goal does without.
+    What did not work is made up for when a plan says that the goal does without, or that a task which was not dropped
+    replaces it. A plan that says of no task what it replaces means everything that it knew of.
     """
     made_up_for: set[int] = set()
+    steps = iter(this.steps)  # plans made them in this order
     for plan in this.plans:
         content = (plan.result or {}).get("plan") if plan.reason == "applied" else None
-        if content:
-            made_up_for |= {*content.get("without", ()), *(plan.needs if content["tasks"] else ())}
+        if not content:
+            continue
+        made = [(new, next(steps)) for new in content["tasks"]]
+        named = any(new.get("replaces") for new in content["tasks"])
+        made_up_for.update(content.get("without", ()))
+        for new, task in made:
+            if task.state != "dropped" and task.kind != "status":
+                made_up_for.update(new.get("replaces", ()) if named else plan.needs)
     missing = [t for t in this.steps if t.state not in ("done", "dropped") and t.number not in made_up_for]
     if missing or not any(task.state == "done" for task in this.steps):
         return GoalEnd("failed", "tasks")

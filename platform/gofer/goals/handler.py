@@ -160,7 +160,8 @@ class GoalDriver:
         goal = this.goal
         if place is None or await self._database.read(partial(_was_reported, job_id=goal.job_id)):
             return ()  # somebody ran the job of an ended goal again
-        words = next((str((t.result or {}).get("summary") or "") for t in this.tasks if t.kind == REPORT), "")
+        written = [task.result or {} for task in this.tasks if task.kind == REPORT]
+        words = str(written[-1].get("summary") or "") if written else ""
         if words.startswith(OFFLINE):
             words = ""  # it writes no reports; what came of the tasks stands for itself
         seconds = await self._database.read(partial(_age, goal_id=goal.id))

@@ -25,6 +25,8 @@ PLANNING_STEPS = 12
 SUBMIT_PLAN, ASK_PERSON = "submit_plan", "ask_person"
 OPEN_STATES = frozenset({"queued", "running"})
 """States of a task that is not over."""
+UNDONE_STATES = frozenset({"failed", "blocked", "dropped"})
+"""States of a task that is over and of which nothing came."""
 
 
 class PlannedTask(BaseModel):
@@ -41,6 +43,11 @@ class PlannedTask(BaseModel):
         description="What whoever does it has to know; they see neither this talk nor other tasks.",
     )
     needs: list[int] = Field(max_length=MAX_TASKS, description="Numbers of the tasks whose results it needs.")
+    replaces: list[int] = Field(
+        default_factory=list,
+        max_length=MAX_TASKS,
+        description="Numbers of earlier tasks that did not work and that it is done in place of; usually none.",
+    )
 
 
 class PlanArguments(Arguments):
@@ -111,7 +118,7 @@ def plan_errors(plan: PlanArguments, known: Sequence[KnownTask]) -> list[str]:
     errors += [
         f"Task {n} cannot be done without: {_unfit(states, n)}."
         for n in plan.without
-        if states.get(n) not in ("failed", "blocked", "dropped")
+        if states.get(n) not in UNDONE_STATES
     ]
     for number, task in zip(numbers, plan.tasks, strict=True):
         errors += _task_errors(number, task, states, kept, numbers)
@@ -142,6 +149,11 @@ def _task_errors(
         errors.append(f"Task {number} has an empty title.")
     if not task.instructions.strip() and task.kind != "status":
         errors.append(f"Task {number} has no instructions.")
+    errors += [
+        f"Task {number} cannot replace task {n}: {_unfit(states, n)}."
+        for n in task.replaces
+        if states.get(n) not in UNDONE_STATES
+    ]
     for needed in task.needs:
         if needed == number:
             errors.append(f"Task {number} needs itself.")
@@ -212,13 +224,19 @@ person; text alone is no plan."""
 CHANGE = """\
 The plan has to change. Look at what was done and said so far, and submit what becomes of the rest: which waiting \
 tasks stay (`keep`), and which new tasks come. What is done stays done, what runs goes on, and waiting tasks that you \
-do not keep are dropped. What did not work leaves the goal failed, unless you make new tasks for it, or name it in \
+do not keep are dropped. What did not work leaves the goal failed, unless a new task `replaces` it, or you name it in \
 `without` because the goal is reached without it. Submit no tasks and keep none when nothing more can be done."""
 
 
 def quoted(text: str) -> str:
     """Words that are told, not said: no line of them stands for itself."""
     return "\n".join(f"> {line}" for line in text.strip().splitlines())
+
+
+def said_since(words: Sequence[str]) -> str:
+    """What people said about a goal, as a part of its own; empty when nobody did."""
+    lines = "\n".join(f"- {' '.join(each.split())}" for each in words)
+    return f"What was said about it since, in order:\n{lines}\n\n" if lines else ""
 
 
 def planning_request(
@@ -228,9 +246,7 @@ def planning_request(
     parts = [PROMPT, f"The goal, in the person's words:\n{quoted(text)}"]
     if known:
         parts.append("The tasks so far:\n" + "\n".join(task.line() for task in known))
-    if words:
-        said = "\n".join(f"- {' '.join(each.split())}" for each in words)
-        parts.append(f"What was said about it since, in order:\n{said}")
+    parts.append(said_since(words).strip())
     if left:
         parts.append(left)
-    return "\n\n".join([*parts, *([CHANGE] if replanning else [])])
+    return "\n\n".join([*filter(None, parts), *([CHANGE] if replanning else [])])

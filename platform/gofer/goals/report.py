@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gofer.goals.planner import KnownTask, quoted
+from gofer.goals.planner import KnownTask, quoted, said_since
 from gofer.goals.tasks import TaskRecord
 
 APPROVAL = "Here is the plan:\n{plan}\n\nMay I begin?"
@@ -128,11 +128,12 @@ def _summary(task: TaskRecord) -> str:
     return found[:MAX_SUMMARY] or (task.reason if task.state in ("failed", "dropped") else "")
 
 
-def report_request(text: str, known: Sequence[KnownTask]) -> str:
+def report_request(text: str, known: Sequence[KnownTask], words: Sequence[str]) -> str:
     """What whoever writes the report is asked."""
     lines = "\n".join(task.line() for task in known)
     return (
-        f"A goal has come to its end. It was:\n{quoted(text)}\n\nWhat came of its tasks:\n{lines}\n\n"
+        f"A goal has come to its end. It was:\n{quoted(text)}\n\n{said_since(words)}"
+        f"What came of its tasks:\n{lines}\n\n"
         "Write the answer for the person who wanted it: what they wanted to know or have, first; then what could not "
         "be done, if anything. Plain words, no list of tasks (they see one), no more than a page. Use only what stands "
         "here."

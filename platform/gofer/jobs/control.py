@@ -322,6 +322,8 @@ def answer(
 
 ROLES = {OWNERS: ("owner",), MEMBERS: ("owner", "member")}
 """Who may answer what is asked of a role."""
+NO_WORDS = ("goal ", "budget ")
+"""How the `call_id` begins of what a goal asks and words do not answer: whether and by whom it is wanted, and money."""
 ANSWERED = "`{said}`\n\nThat answers the question above; nothing is left to do."
 
 
@@ -333,14 +335,16 @@ def _check_role(asked_of: str, trust: str) -> None:
 
 
 def _chosen(key: DataKey, question: Any, text: str) -> str:
-    """What was answered; what is asked of a role has to be one of its choices, if it has any."""
-    if question.asked_of not in ROLES or question.choices is None:
+    """What was answered: one of the choices, or words where those are taken."""
+    if question.choices is None:
         return text
     choices = [str(choice) for choice in unseal(key, question.choices, "choices", question.id)]
     found = [choice for choice in choices if choice.casefold() == text.strip().casefold()]
-    if not found:
+    if found:
+        return found[0]
+    if choices and (question.asked_of in ROLES or str(question.call_id).startswith(NO_WORDS)):
         raise Malformed(f"Answer with one of: {', '.join(choices)}.")
-    return found[0]
+    return text
 
 
 def _tell_others(

@@ -13,7 +13,7 @@ from gofer.goals import records
 from gofer.goals.driver import AGAIN, APPROVE, FINISH, REFUSE, YES, Ask, GoalEnd, Pause, WaitForTasks, advance
 from gofer.goals.planner import MAX_PLANNING_TRIES, MAX_REPLANS
 from gofer.identity import grant_role, remove_identity
-from gofer.jobs.queue import SERVICE, WORKER
+from gofer.jobs.queue import PLANNER, SERVICE, WORKER
 from gofer.purge import purge_conversation
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -105,6 +105,62 @@ async def test_what_did_not_work_and_is_not_made_up_for_leaves_the_goal_failed(
     ended = select(events.c.data).where(events.c.kind == "goal.changed").order_by(events.c.id.desc()).limit(1)
     ((told,),) = await world.rows(ended)
     assert (told["state"], told["reason"]) == (ends.state, ends.reason)
+
+
+@pytest.mark.parametrize(
+    ("change", "ends"),
+    [
+        ({}, "done"),
+        ({"replaces": (1, 2)}, "done"),
+        ({"replaces": (2,)}, "failed"),
+        ({"kind": "status"}, "failed"),
+    ],
+    ids=["says nothing", "replaces both", "replaces one", "only counts"],
+)
+async def test_a_new_task_makes_up_for_what_it_replaces(
+    world: World, change: dict[str, Any], ends: str
+) -> None:
+    bench = await Bench.made(world)
+    await bench.go()
+    await bench.planned([], [], [])
+    await bench.end_task(FAILED, "failed")
+    await bench.end_task(FAILED, "failed")
+    await bench.go()
+    step = await bench.planned([], **change)
+    while isinstance(step, WaitForTasks):
+        await bench.end_task(found("fine"))
+        step = await bench.go()
+    assert isinstance(step, GoalEnd)
+    assert step.state == ends
+
+
+async def test_a_new_task_that_is_dropped_makes_up_for_nothing(world: World) -> None:
+    bench = await Bench.made(world, parallel=1)
+    await bench.go()
+    await bench.planned([], [])
+    await bench.end_task(FAILED, "failed")
+    await bench.go()
+    await bench.planned([])
+    await bench.tell("leave it")
+    await bench.go()
+    step = await bench.planned()
+    while isinstance(step, WaitForTasks):
+        await bench.end_task(found("fine"))
+        step = await bench.go()
+    assert await bench.states() == ["failed", "done", "dropped"]
+    assert step == GoalEnd("failed", "tasks")
+
+
+async def test_a_plan_keeps_what_has_begun_while_it_was_made(world: World) -> None:
+    bench = await Bench.made(world, parallel=1)
+    await bench.go()
+    await bench.planned([], [])
+    await bench.tell("hurry")
+    await bench.go()
+    await bench.end_task(found("it is damp"), pools=(WORKER,))
+    await bench.go()
+    await bench.planned([], keep=(2,))
+    assert await bench.states() == ["done", "queued", "queued"], "the plan is taken"
 
 
 async def test_after_five_changes_of_the_plan_a_person_is_asked(world: World) -> None:
@@ -405,26 +461,19 @@ async def test_a_goal_of_a_purged_conversation_is_over_and_says_nothing(world: W
         await bench.tell("are you there?")
 
 
+async def _spend(bench: Bench, micros: int) -> None:
+    row = await bench.row()
+    values = {"workspace_id": FIRST_WORKSPACE, "key": "k", "day": "2026-01-01", "settled": True, "model": "m"}
+    of = {"goal_id": row.id, "job_id": row.job_id, "conversation_id": row.conversation_id}
+    spent = spends.insert().values(**values, **of, micros=micros, background=False, agent_id=row.agent_id)
+    await bench.world.run(lambda c: c.execute(spent))
+
+
 async def test_a_used_up_budget_asks_before_it_spends_more(world: World) -> None:
     bench = await Bench.made(world, budget=1000)
     await bench.go()
     await bench.planned([], [1])
-    spent = {
-        "workspace_id": FIRST_WORKSPACE,
-        "key": "k",
-        "day": "2026-01-01",
-        "micros": 1000,
-        "settled": True,
-    }
-    row = await bench.row()
-    await world.run(
-        lambda c: c.execute(
-            spends.insert().values(
-                **spent, goal_id=bench.goal_id, job_id=row.job_id, model="m", background=False,
-                conversation_id=row.conversation_id, agent_id=row.agent_id,
-            )
-        )
-    )  # fmt: skip
+    await _spend(bench, 1000)
     await bench.end_task(found("dear"))
     asked = await bench.go()
     assert isinstance(asked, Ask)
@@ -432,6 +481,57 @@ async def test_a_used_up_budget_asks_before_it_spends_more(world: World) -> None
     await bench.reply(YES)
     assert isinstance(await bench.go(), WaitForTasks)
     assert (await bench.row()).budget == 2000
+
+
+@pytest.mark.parametrize("why", ["failed", "told"])
+async def test_a_used_up_budget_ends_nothing_that_the_planner_has_to_look_at(world: World, why: str) -> None:
+    bench = await Bench.made(world, budget=1000)
+    await bench.go()
+    await bench.planned([])
+    await _spend(bench, 1000)
+    if why == "told":
+        await bench.tell("the attic as well")
+    await bench.end_task(*((found("dry"),) if why == "told" else (FAILED, "failed")))
+    assert isinstance(await bench.go(), Ask)
+    await bench.reply("yes")
+    assert isinstance(await bench.go(), WaitForTasks)
+    assert ("the attic as well" if why == "told" else "the door is locked") in await bench.told_to_planner()
+
+
+@pytest.mark.parametrize("question", ["budget", "consent", "agent"])
+async def test_words_that_are_no_answer_do_not_end_a_goal(world: World, question: str) -> None:
+    asked = {"consent": {"consent": True}, "agent": {"agents": ("gofer", "sailor")}}
+    await world.agent("sailor")
+    bench = await Bench.made(world, budget=1000, asked=asked.get(question, {}))
+    if question == "budget":
+        await bench.go()
+        await _spend(bench, 1000)
+    assert isinstance(await (bench.planned([]) if question == "budget" else bench.go()), Ask)
+    with pytest.raises(Malformed, match="Answer with one of"):
+        await bench.tell("not the red one")
+    assert await bench.tell(" GOFER " if question == "agent" else "yes") == "answered"
+    assert isinstance(await bench.go(), WaitForTasks)
+
+
+async def test_the_report_knows_what_was_said_and_done_while_it_was_written(world: World) -> None:
+    bench = await Bench.made(world)
+    await bench.go()
+    await bench.planned([])
+    await bench.end_task(found("it is damp"))
+    await bench.go()
+    await bench.tell("look at the attic too")
+    await bench.go()
+    written = await bench.end_task(found("The cellar is damp."), pools=(PLANNER, WORKER))
+    assert written.kind == "report"
+    await bench.go()
+    await bench.planned([])
+    await bench.end_task(found("it is dry"))
+    assert isinstance(await bench.go(), WaitForTasks), "a new report is written"
+    told = await bench.told_to("report")
+    assert "it is dry" in told
+    assert "look at the attic too" in told
+    await bench.end_task(found("The cellar is damp, the attic is dry."))
+    assert await bench.go() == GoalEnd("done")
 
 
 async def test_too_many_goals_are_refused_with_a_sentence(world: World) -> None:

@@ -73,6 +73,10 @@ def test_nothing_is_kept_that_waits_for_what_failed_and_only_what_failed_is_done
     said = " ".join(plan_errors(made(keep=(3,), without=(1, 9)), before))
     assert "Task 3 cannot be kept: it needs task 2, which is failed" in said
     assert "Task 1 cannot be done without: it is done" in said
+    assert not plan_errors(made(task(replaces=[2])), before)
+    assert "Task 4 cannot replace task 1: it is done" in " ".join(
+        plan_errors(made(task(replaces=[1])), before)
+    )
     assert "Task 9 cannot be done without: there is none with that number" in said
 
 
