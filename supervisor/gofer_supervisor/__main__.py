@@ -9,6 +9,9 @@ from gofer_supervisor.home import Home, HomeError, Release
 from gofer_supervisor.supervisor import CONFIGURATION, Supervisor
 from gofer_supervisor.system import Config
 
+FAILED = 1
+"""Ended by what may be different in a moment, such as a full disk: systemd starts it again, unlike after 78."""
+
 
 def main() -> int:
     """Read the configuration, a JSON object, and supervise until told to stop."""
@@ -17,9 +20,12 @@ def main() -> int:
     home = Home(given.pop("home"))
     try:
         return Supervisor(home, Config(release=release, **given)).run()
-    except (HomeError, OSError) as error:
+    except HomeError as error:
         sys.stderr.write(f"{error}\n")
         return CONFIGURATION
+    except OSError as error:
+        sys.stderr.write(f"The supervisor cannot start: {error}\n")
+        return FAILED
 
 
 if __name__ == "__main__":

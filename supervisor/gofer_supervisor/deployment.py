@@ -103,6 +103,7 @@ class Deployments:
         """Whether a release is here: of those that were installed, only the one that is installed now."""
         try:
             manifest = self._home.manifest(build)
+            self._home.release(build)
         except HomeError:
             return False
         if manifest.get("source") == "installed" and build != self._config.release.build:

@@ -11,6 +11,7 @@ Every write is whole or not there: a file is written beside its place, synced an
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -19,13 +20,15 @@ import time
 
 TYPE_CHECKING = False  # as `typing` has it, which would be a sixth of the supervisor's memory
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
 CURRENT, GOOD = "current", "good"
 BUILD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,79}")
 """What a build may be called: it becomes the name of a directory."""
 MANIFEST = "manifest.json"
+NOT_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing about a file: nothing can be opened just now."""
 RESERVE = 1 << 20
 """Bytes that are kept for the supervisor's own files, should the disk be full."""
 
@@ -98,7 +101,10 @@ class Home:
     def prepare(self) -> None:
         """Make what is missing, for the owner alone."""
         for directory in (self.path, self._releases, self._events):
-            os.makedirs(directory, mode=0o700, exist_ok=True)
+            try:
+                os.makedirs(directory, mode=0o700, exist_ok=True)
+            except (PermissionError, FileExistsError, NotADirectoryError) as error:
+                raise HomeError(f"{directory} cannot be made: {error.strerror}.") from error
 
     def take(self, within: float) -> None:
         """Be the one supervisor of this home until the process ends, and remove what a kill left half written; raises
@@ -113,10 +119,13 @@ class Home:
                 if time.monotonic() > give_up:
                     raise HomeError(f"Another supervisor runs in {self.path}.") from error
                 time.sleep(0.1)
+        if os.path.exists(f"{self.path}/request.json") and self.asked() is None:
+            self.answered()  # one that cannot be read would keep every other one waiting
         for directory in (self.path, self._events):
             for name in os.listdir(directory):
                 if name.startswith(".") and name.endswith(".new"):
-                    os.unlink(f"{directory}/{name}")
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(f"{directory}/{name}")
         with contextlib.suppress(OSError), open(self._reserve, "ab", opener=_private) as file:
             os.posix_fallocate(file.fileno(), 0, RESERVE)
 
@@ -162,26 +171,10 @@ class Home:
         return read_json(place, f"There is no release {build} in {self.path}.")
 
     def changed_file(self, build: str) -> str:
-        """A file of a release that is not what its record says; empty when all are, or there is no record."""
-        import base64
-        import hashlib
-
-        for top in self.release(build).path:
-            for info in sorted(os.listdir(top) if os.path.isdir(top) else ()):
-                place = f"{top}/{info}/RECORD"
-                if not info.endswith(".dist-info") or not os.path.exists(place):
-                    continue
-                with open(place, encoding="utf-8") as record:
-                    listed = [line.rstrip("\n").rsplit(",", 2) for line in record]
-                for name, digest, _ in (one for one in listed if len(one) == 3 and one[1]):
-                    try:
-                        with open(f"{top}/{name}", "rb") as file:
-                            found = hashlib.sha256(file.read()).digest()
-                    except OSError:
-                        return name
-                    if digest != f"sha256={base64.urlsafe_b64encode(found).decode().rstrip('=')}":
-                        return name
-        return ""
+        """A file of a release that was changed, removed or added since it was staged; empty when there is none."""
+        record = str(self.manifest(build).get("record") or "")
+        changed = (_changed_below(top, record) for top in self.release(build).path)
+        return next(filter(None, changed), "")
 
     def builds(self) -> list[str]:
         """Every release there is, the oldest first."""
@@ -223,6 +216,8 @@ class Home:
             kept = read_json(self._state, "")
             state.installed = str(kept["installed"])
             state.trial = dict(kept["trial"]) if kept["trial"] else None
+            if state.trial is not None:
+                checked_build(state.trial["build"] if {"previous", "step"} <= set(state.trial) else "")
             state.processes = {
                 str(name): [int(one) for one in ids] for name, ids in kept["processes"].items()
             }
@@ -287,13 +282,15 @@ def checked_build(build: str) -> str:
 
 
 def read_json(place: str, missing: str) -> dict[str, Any]:
-    """A JSON object from a file; raises HomeError."""
+    """A JSON object from a file; raises HomeError, and OSError when nothing can be opened just now."""
     try:
         with open(place, "rb") as file:
             found = json.load(file)
     except FileNotFoundError as error:
         raise HomeError(missing or f"{place} is missing.") from error
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in NOT_NOW:
+            raise
         raise HomeError(f"{place} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise HomeError(f"{place} is not a JSON object.")
@@ -310,6 +307,50 @@ def write_json(place: str, content: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
     os.replace(beside, place)
     _sync(directory)
+
+
+def file_digest(place: str) -> str:
+    """What a file holds, as the record of a wheel says it; empty for what is no file."""
+    import base64
+    import hashlib
+
+    try:
+        with open(place, "rb", opener=_no_link) as file:
+            found = hashlib.sha256(file.read()).digest()
+    except OSError:
+        return ""
+    return f"sha256={base64.urlsafe_b64encode(found).decode().rstrip('=')}"
+
+
+def _changed_below(top: str, record: str) -> str:
+    """The first file below a directory that is not what the record of a wheel says; the record itself has a digest,
+    where the release was staged with one."""
+    found = set(_names(top))
+    place = min((name for name in found if name.endswith(".dist-info/RECORD")), default="")
+    if record and file_digest(f"{top}/{place}") != record:
+        return place or "RECORD"
+    if not place:
+        return ""
+    with open(f"{top}/{place}", encoding="utf-8") as file:
+        rows = [line.rstrip("\n").rsplit(",", 2) for line in file]
+    listed = {row[0]: row[1] for row in rows if len(row) == 3 and row[1]}
+    if added := found - set(listed) - {place}:
+        return min(added)
+    return next((name for name, digest in listed.items() if file_digest(f"{top}/{name}") != digest), "")
+
+
+def _names(top: str) -> Iterator[str]:
+    """Every file and link below a directory, without what Python compiled."""
+    for directory, folders, files in os.walk(top):
+        compiled = os.path.basename(directory) == "__pycache__"
+        links = [name for name in folders if os.path.islink(f"{directory}/{name}")]
+        for name in [*links, *files]:
+            if not (compiled and name.endswith(".pyc")):
+                yield os.path.relpath(f"{directory}/{name}", top)
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def _private(path: str, flags: int) -> int:

@@ -28,7 +28,7 @@ class HealthCheck:
             f"GET {path} HTTP/1.0\r\nHost: localhost\r\nUser-Agent: gofer-supervisor\r\n\r\n".encode()
         )
         self._answer = b""
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # `look` finds it out
             self.socket.connect((host, port))
 
     @property
@@ -137,6 +137,6 @@ color-scheme:light dark}}</style>
 <h1>Gofer is not running</h1>
 <p>{why}</p>
 <p>Nothing that was accepted is lost. Gofer is started again by itself; whoever runs it sees more with
-<code>gofer update status</code> and in its log.</p>
+<code>gofer update list</code> and in its log.</p>
 </html>
 """

@@ -73,7 +73,12 @@ class Process:
         told = {**environment, "NOTIFY_SOCKET": address}
         if watchdog:
             told["WATCHDOG_USEC"] = str(int(watchdog * 1_000_000))
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError:
+            os.close(self.words)
+            os.close(writing)
+            raise
         if self.pid == 0:
             _become(command, told, writing, listener)
         os.close(writing)

@@ -76,11 +76,19 @@ class Supervisor(Deployments):
             self._listener = self._listen()
         self._choose_release()
         while not self._stopping or self._running():
-            self._look_at_time()
+            self._attempt(self._look_at_time)
             for key, _ in self._selector.select(self._wait()):
-                call: Callable[[], None] = key.data
-                call()
+                self._attempt(key.data)
         return 0
+
+    def _attempt(self, do: Callable[[], None]) -> None:
+        """Do what the machine may refuse for want of processes, descriptors or memory. It is tried again at the next
+        look, and what runs goes on. Should that not help, systemd hears no sign of life and starts us again."""
+        try:
+            do()
+        except (HomeError, OSError) as error:
+            say(f"The supervisor could not go on, and tries again: {error}")
+            time.sleep(LOOK_EVERY)
 
     def _catch_signals(self) -> None:
         signal.set_wakeup_fd(self._waking, warn_on_full_buffer=False)
@@ -223,8 +231,8 @@ class Supervisor(Deployments):
         for slot in self._slots:
             if slot.process is None and slot.successor is None:
                 if slot.start_at is not None and now >= slot.start_at:
-                    slot.start_at = None
                     slot.process = self._start(slot, wanted)
+                    slot.start_at = None
             elif slot.process is not None and slot.process.build != wanted and slot.successor is None:
                 if not self._config.rolling:
                     slot.process.stop(self._config.stop_within)
@@ -233,7 +241,8 @@ class Supervisor(Deployments):
 
     def _start(self, slot: Slot, build: str) -> Process:
         self._close_page()
-        release = self._home.release(build)
+        installed = self._config.release
+        release = installed if build == installed.build else self._home.release(build)
         trial = self._state.trial
         proving = {ON_PROBATION: "1"} if trial is not None and trial["build"] == build else {}
         process = Process(

@@ -112,6 +112,7 @@ class Supervised:
         self._directory = directory
         self._did = directory / "did"
         self._key = directory / "release.pem"
+        self._log = directory / "supervisor.log"
         self.port = 0
         self.process: subprocess.Popen[str] | None = None
 
@@ -156,8 +157,9 @@ class Supervised:
         in its environment, or after it has run some Python."""
         command = [*inside, *self.command(installed, first=first, **config)]
         everything = {**os.environ, **(environment or {})}
-        output = log if log is not None else subprocess.DEVNULL
-        self.process = subprocess.Popen(command, stdout=output, stderr=output, text=True, env=everything)
+        with self._log.open("ab") as own:
+            output = log if log is not None else own
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, text=True, env=everything)
 
     def command(self, installed: Release, *, first: str = "", **config: Any) -> list[str]:
         """The command line of the supervisor."""
@@ -219,6 +221,11 @@ class Supervised:
     def did(self) -> list[str]:
         """What the releases did, in order."""
         return self._did.read_text().splitlines() if self._did.exists() else []
+
+    @property
+    def logged(self) -> str:
+        """What the supervisor and the releases wrote."""
+        return self._log.read_text()
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         """What the supervisor left for the event log."""

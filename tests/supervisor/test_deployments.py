@@ -240,13 +240,31 @@ def test_random_kills_during_deployments_leave_one_release_serving(gofer: Superv
     assert gofer.home.linked("good") == "try-4"
 
 
-def test_a_damaged_state_keeps_nobody_offline(gofer: Supervised) -> None:
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        '{"installed": 3, "trial": [',
+        '{"installed": "one", "trial": {"build": "one"}, "processes": {}, "exits": []}',
+        '{"installed": "one", "trial": {"build": "../x", "previous": "", "step": "prove"}, "processes": {}}',
+    ],
+)
+def test_a_damaged_state_keeps_nobody_offline(gofer: Supervised, damaged: str) -> None:
     running(gofer)
     gofer.kill()
-    with open(f"{gofer.home.path}/supervisor.json", "w") as file:
-        file.write('{"installed": 3, "trial": [')
+    Path(gofer.home.path, "supervisor.json").write_text(damaged)
+    Path(gofer.home.path, "request.json").write_text('{"do": "dep')
     gofer.start(gofer.home.release("one"))
     eventually(lambda: gofer.serves("one"))
+    gofer.add("two")
+    gofer.ask(do="deploy", build="two")
+    eventually(lambda: gofer.proved("two"))
+
+
+def test_the_installed_release_is_started_again_also_when_its_manifest_is_damaged(gofer: Supervised) -> None:
+    running(gofer)
+    gofer.damage("one")
+    gofer.end_process()
+    assert gofer.get() == (200, "one")
 
 
 def test_a_rollback_without_a_release_to_go_back_to_ends_nothing(gofer: Supervised) -> None:

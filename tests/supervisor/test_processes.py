@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -50,6 +51,7 @@ def test_while_nothing_can_run_a_page_says_so(gofer: Supervised) -> None:
     status, page = gofer.get(Accept="text/html")
     assert status == 503
     assert "Gofer is not running" in page
+    assert "gofer update list" in page
     status, problem = gofer.get("/hooks/telegram")
     assert (status, json.loads(problem)["status"]) == (503, 503)
     # Three starts were enough to see it; it rests now instead of trying for ever.
@@ -117,6 +119,36 @@ def test_processes_that_end_all_at_once_do_not_end_the_supervisor(gofer: Supervi
     eventually(lambda: len(gofer.events("worker.exited")) == 3)
     assert gofer.get()[0] in (200, 503)
     assert gofer.process.poll() is None
+
+
+def test_without_descriptors_the_supervisor_tries_again_and_keeps_the_release(gofer: Supervised) -> None:
+    gofer.start(gofer.add("one"))
+    eventually(lambda: gofer.proved("one"))
+    gofer.add("two")
+    gofer.ask(do="deploy", build="two")
+    eventually(lambda: gofer.proved("two"))
+    assert gofer.process is not None
+    before = resource.prlimit(gofer.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(gofer.process.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    gofer.end_process()
+    eventually(lambda: gofer.logged.count("tries again") >= 2)
+    resource.prlimit(gofer.process.pid, resource.RLIMIT_NOFILE, before)
+    eventually(lambda: gofer.serves("two"))
+    assert gofer.process.poll() is None
+    assert gofer.home.linked("current") == "two"
+    assert not gofer.events("revision.rolled_back")
+
+
+def test_only_what_cannot_work_keeps_systemd_from_starting_it_again(gofer: Supervised) -> None:
+    installed = gofer.add("one")
+    lock = Path(gofer.home.path, "supervisor.lock")
+    lock.mkdir()
+    gofer.start(installed)
+    assert gofer.process is not None
+    assert gofer.process.wait(20) == 1
+    lock.rmdir()
+    gofer.start(installed, home=str(Path(gofer.home.path, "releases", "one", "manifest.json")))
+    assert gofer.process.wait(20) == 78
 
 
 def test_a_process_that_lives_and_is_not_ready_any_more_is_replaced(gofer: Supervised) -> None:

@@ -22,7 +22,7 @@ from gofer.releases.keys import check_signature, sign
 from gofer.releases.lifecycle import in_use, prune
 from gofer.releases.wheel import LOCK, ReleaseRefused, Wheel, build_wheel, read_wheel, unpack_wheel
 from gofer.store import migrations
-from gofer_supervisor.home import MANIFEST, Home, Release, manifest_content, write_json
+from gofer_supervisor.home import MANIFEST, Home, Release, file_digest, manifest_content, write_json
 
 MAX_MANIFEST = 1024 * 1024
 CANARY = "gofer/releases/canary.py"
@@ -201,6 +201,7 @@ def _unpack_and_check(
             "approved_by": "",
             "staged_at": time.time(),
             "canary": (beside / "lib" / CANARY).exists(),
+            "record": file_digest(str(next((beside / "lib").glob("*.dist-info/RECORD")))),
         }
         if origin.change is not None:
             told["change"] = asdict(origin.change)

@@ -67,6 +67,50 @@ def test_a_signed_release_is_staged_and_runs(home: Home, wheel: Path) -> None:
     assert list(Path(release.path[0], "gofer", "__pycache__").glob("serve.*.pyc")), "it starts at once"
 
 
+def _forget(top: Path) -> None:
+    next(top.glob("*.dist-info/RECORD")).unlink()
+
+
+def _forge(top: Path) -> None:
+    """Change a file, and have the record fit."""
+    (top / "gofer" / "serve.py").write_bytes(b"pass\n")
+    record = next(top.glob("*.dist-info/RECORD"))
+    lines = record.read_text().splitlines()
+    record.write_text("\n".join(one for one in lines if not one.startswith("gofer/serve.py,")) + "\n")
+
+
+def _link(top: Path) -> None:
+    (top / "gofer" / "serve.py").rename(top.parent / "serve.py")
+    (top / "gofer" / "serve.py").symlink_to(top.parent / "serve.py")
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a file is changed": (lambda top: (top / "gofer" / "serve.py").write_bytes(b"pass\n"), "serve.py"),
+    "a file is removed": (lambda top: (top / "gofer" / "serve.py").unlink(), "serve.py"),
+    "a file is added": (lambda top: (top / "sitecustomize.py").touch(), "sitecustomize.py"),
+    "a compiled file is added": (lambda top: (top / "sitecustomize.pyc").touch(), "sitecustomize.pyc"),
+    "a directory is added": (lambda top: (top / "yaml").symlink_to(top / "gofer"), "yaml"),
+    "a file is a link": (_link, "serve.py"),
+    "the record is removed": (_forget, "RECORD"),
+    "the record is changed": (_forge, "RECORD"),
+    "everything is removed": (shutil.rmtree, "RECORD"),
+}
+
+
+def test_whatever_is_changed_after_a_release_was_staged_is_noticed(home: Home, wheel: Path) -> None:
+    build = stage(home, wheel, works).build
+    compile_release(home, build)
+    top = Path(home.release(build).path[0])
+    assert home.changed_file(build) == ""
+    for what, (change, name) in CHANGES.items():
+        shutil.copytree(top, top.parent / "kept")
+        change(top)
+        assert Path(home.changed_file(build)).name == name, what
+        shutil.rmtree(top, ignore_errors=True)
+        (top.parent / "kept").rename(top)
+    assert home.changed_file(build) == ""
+
+
 def test_it_is_checked_before_it_is_there(home: Home, wheel: Path) -> None:
     def fails(release: Release) -> str:
         assert home.builds() == []
