@@ -19,6 +19,7 @@ from gofer.errors import Malformed
 from gofer.memory.notes import MAX_NOTE, clean_note, keep_note
 from gofer.memory.records import FORGOTTEN, UNREADABLE, Kind, Memory, described
 from gofer.memory.scopes import AGENT, CONVERSATION, split_scope
+from gofer.sanitize import clean
 from gofer.store.tables import agents, bindings, connections, identities, memories, principals
 from gofer.vault.envelope import Vault
 
@@ -177,20 +178,18 @@ def _lines(text: str) -> Iterator[ImportedNote]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             found.append((number, _object(line, number)))
-    gone = _superseded([value for _, value in found])
+    gone = _superseded(found)
     for number, value in found:
-        if str(value.get("id", "")) in gone or value.get("state") == FORGOTTEN:
+        if _name(value, number) in gone or value.get("state") == FORGOTTEN:
             continue
         if value.get("state") == UNREADABLE:
             yield ImportedNote("", line=number)
             continue
-        words = next(
-            (value[name] for name in _TEXTS if isinstance(value.get(name), str) and value[name].strip()), ""
-        )
+        texts = (value[name] for name in _TEXTS if isinstance(value.get(name), str))
+        words = next(filter(clean_note, texts), "")
         if not words:
             raise UnfitFile(f"Line {number} has no text: say it as `text`.")
-        foreign = next((str(value[name]) for name in _IDS if value.get(name)), "")
-        yield ImportedNote(words, foreign, _time(value.get("at"), number), line=number, **_origin(value))
+        yield ImportedNote(words, _id(value), _time(value.get("at"), number), line=number, **_origin(value))
 
 
 def _origin(value: dict[str, Any]) -> dict[str, Any]:
@@ -213,18 +212,28 @@ def _origin(value: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _id(value: dict[str, Any]) -> str:
+    """What a line is called, in whichever field; empty for one without a name."""
+    return next((clean(str(value[name])) for name in _IDS if value.get(name)), "")
+
+
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    return clean(value) if isinstance(value, str) else ""
 
 
-def _superseded(values: list[dict[str, Any]]) -> set[str]:
+def _name(value: dict[str, Any], number: int) -> str:
+    """The id of a line, or what no other line can be called."""
+    return _id(value) or f"\0{number}"
+
+
+def _superseded(lines: list[tuple[int, dict[str, Any]]]) -> set[str]:
     """Ids whose place another line takes: the line that is newer says so, or the older one."""
     takes: dict[str, set[str]] = {}
-    for value in values:
-        own = str(value.get("id", ""))
-        takes.setdefault(own, set()).update(map(str, _list(value.get("supersedes"))))
-        for newer in _list(value.get("superseded_by")):
-            takes.setdefault(str(newer), set()).add(own)
+    for number, value in lines:
+        own = _name(value, number)
+        takes.setdefault(own, set()).update(_ids(value.get("supersedes")))
+        for newer in _ids(value.get("superseded_by")):
+            takes.setdefault(newer, set()).add(own)
     gone = set().union(*takes.values())
     left = {new: olds for new, olds in takes.items() if olds}
     while free := [new for new, olds in left.items() if not olds & left.keys()]:
@@ -247,6 +256,11 @@ def _object(line: str, number: int) -> dict[str, Any]:
     return value
 
 
+def _ids(value: Any) -> list[str]:
+    given = value if isinstance(value, list) else [value]
+    return [clean(str(each)) for each in given if each not in (None, "")]
+
+
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value] if isinstance(value, str) else []
 
@@ -265,7 +279,8 @@ def _markdown(text: str) -> Iterator[ImportedNote]:
     for line in [*text.splitlines(), ""]:
         title, bullet = _HEADING.match(line), _BULLET.match(line)
         if (title or bullet or not line.strip()) and paragraph:
-            yield ImportedNote(_under(heading, paragraph))
+            if clean_note(paragraph):
+                yield ImportedNote(_under(heading, paragraph))
             paragraph = ""
         if title:
             heading = title[1].strip()
