@@ -18,8 +18,8 @@ from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, agent_scope, conver
 from gofer.store.tables import connections, conversations, identities, messages
 
 Reach = Literal["conversation", "person", "agent"]
-MAX_ROOMS = 20
-"""Other private conversations of a person that are searched, the newest."""
+MAX_ROOMS = 100
+"""Other private conversations of a person that are searched: those in which something was said last."""
 NARROWED = "This run has read strangers' text, so it remembers nothing beyond this conversation."
 NOT_PRIVATE = "This is no private conversation, so nothing said here is one person's alone."
 OWNERS_WORD = "Only an owner may have something remembered for everybody the agent talks to."
@@ -71,7 +71,7 @@ def new_scope(
 
 
 def private_rooms(connection: Connection, principal_id: str, besides: str = "") -> list[str]:
-    """The newest private conversations with a person."""
+    """The private conversations with a person, the one in which something was said last first."""
     known = select(identities.c.integration, identities.c.subject).where(
         identities.c.principal_id == principal_id
     )
@@ -86,11 +86,18 @@ def private_rooms(connection: Connection, principal_id: str, besides: str = "") 
         .where(connections.c.integration.in_({integration for integration, _ in subjects}))
         .exists()
     )
+    said_last = (
+        select(messages.c.created_at)
+        .where(messages.c.conversation_id == conversations.c.id)
+        .order_by(messages.c.seq.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
     query = (
         select(conversations.c.id)
         .where(conversations.c.private.is_(True), conversations.c.purged_at.is_(None))
         .where(conversations.c.id != besides, theirs)
-        .order_by(conversations.c.created_at.desc())
+        .order_by(said_last.desc())
         .limit(MAX_ROOMS)
     )
     found = [str(row.id) for row in connection.execute(query)]

@@ -51,6 +51,8 @@ IDLE = 5.0
 _BEHIND_AT_ONCE = 20
 _SPARE = 3
 """How many more hits are looked up than asked for: some may be forgotten, or the same memory twice."""
+_OF_A_KIND = 3000
+"""Hits that are looked through for those of one kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +109,13 @@ class Recall:
         """Scopes that this process found damaged, and why."""
         self._stuck: dict[str, int] = {}
 
-    async def search(self, scopes: Collection[str], query: str, limit: int = 10) -> Results:
-        """The memories of these scopes that fit a query, and of no others. Never raises for memories that cannot
-        be read, nor for tables: the results say which."""
+    async def search(self, scopes: Collection[str], query: str, limit: int = 10, kind: str = "") -> Results:
+        """The memories of these scopes that fit a query, and of no others; of one kind, where one is said. Never raises
+        for memories that cannot be read, nor for tables: the results say which."""
         began = time.monotonic()
         self.counters.searches += 1
         try:
-            results = await self._search(scopes, query, limit)
+            results = await self._search(scopes, query, limit, kind)
             self.degraded.pop(ALL, None)
         except StoreError as error:
             self.tell({ALL: str(error)})
@@ -122,7 +124,7 @@ class Recall:
         known = {each: self.degraded[each] for each in (*scopes, ALL) if each in self.degraded}
         return Results(results.found, known)
 
-    async def _search(self, scopes: Collection[str], query: str, limit: int) -> Results:
+    async def _search(self, scopes: Collection[str], query: str, limit: int, kind: str) -> Results:
         keys, degraded = await self._database.read(_open_all, vault=self._vault, scopes=scopes)
         for scope_id in [each for each in keys if self.degraded.get(each) == KEY_LOST]:
             del self.degraded[scope_id]
@@ -130,13 +132,12 @@ class Recall:
         for scope_id in await self._database.read(_behind, scopes=list(keys)):
             if left > 0:  # somebody waits; the background does the rest
                 left -= 1 + await self.catch_up(scope_id, left) // BATCH
-        found, near = await asyncio.gather(
-            search(self._database, keys, query, limit * _SPARE), self._near(query, keys)
-        )
+        most = max(limit * _SPARE, _OF_A_KIND if kind else 0)
+        found, near = await asyncio.gather(search(self._database, keys, query, most), self._near(query, keys))
         degraded |= dict.fromkeys(found.damaged, DAMAGED)
-        hits = fuse(found.hits, near, limit * _SPARE) if near else found.hits
+        hits = fuse(found.hits, near, most) if near else found.hits
         recalled, unread = await self._database.read(
-            _resolve_all, vault=self._vault, hits=hits, scopes=list(keys), limit=limit
+            _resolve_all, vault=self._vault, hits=hits, scopes=list(keys), limit=limit, kind=kind
         )
         self.tell({**{each: DAMAGED_NOTES.format(count=count) for each, count in unread.items()}, **degraded})
         return Results(recalled)
@@ -432,7 +433,7 @@ def _write(
 
 
 def _resolve_all(
-    connection: Connection, vault: Vault, hits: Sequence[Hit], scopes: Collection[str], limit: int
+    connection: Connection, vault: Vault, hits: Sequence[Hit], scopes: Collection[str], limit: int, kind: str
 ) -> tuple[list[Recalled], Counter[str]]:
     """The hits as memories: only those that are there, live, and may be known; and how many of each scope are there
     and cannot be read."""
@@ -440,6 +441,9 @@ def _resolve_all(
     damaged: Counter[str] = Counter()
     for hit in hits:
         memory_id = hit.memory
+        is_turn = isinstance(memory_id, int)
+        if kind and is_turn != (kind == "turn"):
+            continue
         if isinstance(memory_id, int):
             memory_id = turn_id(split_scope(hit.scope_id)[1], memory_id)
         if memory_id in found or len(found) >= limit:
@@ -451,6 +455,6 @@ def _resolve_all(
             continue
         except GoferError:
             continue  # forgotten, purged, or never more than a row
-        if memory.valid_to is None and memory.text.strip():
+        if memory.valid_to is None and memory.text.strip() and kind in ("", memory.kind):
             found[memory_id] = Recalled(memory, hit.score, hit.share)
     return list(found.values()), damaged

@@ -36,9 +36,11 @@ K1, B = 1.2, 0.75
 TO_NEXT, TO_PREVIOUS = 0.3, 0.5
 """How much of its score a document also gives to the one after it and to the one before it, in the same sitting."""
 _SMOOTHED = 150
-"""The best documents, whose neighbours are looked at."""
+"""The best documents, whose neighbours are looked at, unless more are asked for."""
 _MANY = 1000
 """Documents with a word, from which on it pays to look first whether they matter."""
+_INDEXES_AT_ONCE = 25
+"""Indexes that are read together. Each has terms of its own, and the database looks for every term in every index."""
 _SHORT = 256
 """Terms of a text whose length is looked up in a table."""
 _FEW = 300
@@ -82,12 +84,19 @@ def read_postings(
     found = connection.execute(select(memory_indexes).where(columns.scope_id.in_(list(scopes)))).all()
     states = {row.id: state_of(row) for row in found}
     terms: dict[tuple[int, int], int] = {}
-    for state in states.values():
-        key = scopes[state.scope_id].index(state.generation)
-        for number, variants in enumerate(query):
-            terms.update({(state.id, hashed(term, key)): number for term in variants})
-    wanted = [LENGTHS, IDS, *{term for _, term in terms}]
-    rows = read_terms(connection, list(states), wanted) if terms else []
+    rows: list[Any] = []
+    every = list(states.values())
+    for start in range(0, len(every), _INDEXES_AT_ONCE):
+        few = every[start : start + _INDEXES_AT_ONCE]
+        here: dict[tuple[int, int], int] = {}
+        for state in few:
+            key = scopes[state.scope_id].index(state.generation)
+            for number, variants in enumerate(query):
+                here.update({(state.id, hashed(term, key)): number for term in variants})
+        if here:
+            wanted = [LENGTHS, IDS, *{term for _, term in here}]
+            rows += read_terms(connection, [state.id for state in few], wanted)
+        terms |= here
     return Searched(states, rows, terms)
 
 
@@ -108,10 +117,11 @@ def rank(searched: Searched, scopes: Mapping[str, Keys], limit: int) -> Found:
         elif (number := searched.terms.get((row.index_id, row.term))) is not None:
             postings.setdefault(number, []).append((place, values))
     postings = {number: _fitting(searched, lists, lengths, damaged) for number, lists in postings.items()}
-    scores, most = _scores(searched, lengths, postings)
+    best = max(_SMOOTHED, limit)
+    scores, most = _scores(searched, lengths, postings, best)
     hits: list[Hit] = []
     ids: dict[tuple[int, int], Any] = {}
-    for score, index, block, offset in _smoothed(scores, lengths, limit):
+    for score, index, block, offset in _smoothed(scores, lengths, best)[:limit]:
         place = (index, block)
         if place not in ids:
             ids[place] = _open(searched, scopes, names[place], damaged) if place in names else None
@@ -153,6 +163,7 @@ def _scores(
     searched: Searched,
     lengths: Mapping[tuple[int, int], array[int]],
     postings: Mapping[int, list[tuple[tuple[int, int], array[int]]]],
+    best: int,
 ) -> tuple[Scores, float]:
     """BM25 of each document that has a word of the query, by block."""
     documents = sum(state.documents for state in searched.states.values())
@@ -169,7 +180,7 @@ def _scores(
     most = left = sum(weight for _, weight, _ in weighed)
     for having, weight, lists in sorted(weighed, key=lambda each: each[0]):
         # Rare words come first: what has none of them cannot be among the best once those have more than is left.
-        known_only = having > _MANY and _worst_of_best(scores) > left
+        known_only = having > _MANY and _worst_of_best(scores, best) > left
         left -= weight
         for place, values in lists:
             here = scores.setdefault(place, {})
@@ -187,16 +198,16 @@ def _scores(
     return scores, most
 
 
-def _worst_of_best(scores: Scores) -> float:
-    best = heapq.nlargest(_SMOOTHED, chain.from_iterable(here.values() for here in scores.values()))
-    return best[-1] if len(best) == _SMOOTHED else 0.0
+def _worst_of_best(scores: Scores, count: int) -> float:
+    best = heapq.nlargest(count, chain.from_iterable(here.values() for here in scores.values()))
+    return best[-1] if len(best) == count else 0.0
 
 
 def _smoothed(
-    scores: Scores, lengths: Mapping[tuple[int, int], array[int]], limit: int
+    scores: Scores, lengths: Mapping[tuple[int, int], array[int]], best: int
 ) -> list[tuple[float, int, int, int]]:
     """The best documents once each has given of its score to its neighbours."""
-    enough = _worst_of_best(scores)
+    enough = _worst_of_best(scores, best)
     totals: dict[tuple[int, int, int], float] = {}
     for (index, block), here in scores.items():
         for offset, score in here.items():
@@ -208,7 +219,7 @@ def _smoothed(
                 _give(totals, index, number - 1, score * TO_PREVIOUS)
             if not _begins(lengths, index, number + 1):
                 _give(totals, index, number + 1, score * TO_NEXT)
-    ranked = heapq.nlargest(limit, ((total, *place) for place, total in totals.items()))
+    ranked = heapq.nlargest(best, ((total, *place) for place, total in totals.items()))
     return [(score, index, block, offset) for score, index, block, offset in ranked]
 
 

@@ -11,6 +11,7 @@ from sqlalchemy import select, update
 from gofer.errors import Forbidden
 from gofer.identity import grant_role
 from gofer.jobs.queue import SERVICE
+from gofer.memory import audience as audience_module
 from gofer.memory import changes, index, records
 from gofer.memory import manager as manager_module
 from gofer.memory.audience import audience, new_scope
@@ -139,6 +140,38 @@ async def test_a_room_that_others_can_read_since_is_private_no_more(scene: Scene
     await scene.said("ann-more", "ann", CANARY)
     assert CANARY not in await scene.found("ann-phone", "canary Zebedee", narrowed=True) or True
     assert await scene.found("ann-web", "canary") == [CANARY]
+
+
+async def test_what_was_said_many_private_conversations_ago_is_recalled(scene: Scene) -> None:
+    await scene.said("ann-phone", "ann", CANARY)
+    for n in range(30):
+        await scene.said(f"ann-web-{n}", "ann", f"small talk {n}")
+    while await scene.recall.tick():
+        pass
+    assert await scene.found("ann-web-29", "canary") == [CANARY]
+
+
+async def test_of_many_private_conversations_those_in_use_are_recalled(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audience_module, "MAX_ROOMS", 2)
+    await scene.said("ann-phone", "ann", CANARY)
+    for n in range(4):
+        await scene.said(f"ann-web-{n}", "ann", f"small talk {n}")
+    await scene.said("ann-phone", "ann", "and it sings")
+    assert CANARY in await scene.found("ann-web-3", "canary")
+
+
+async def test_a_search_for_one_kind_finds_it_behind_any_number_of_others(scene: Scene) -> None:
+    for n in range(6):
+        await scene.said("kitchen", "ann", f"zither {n}")
+    here = conversation_scope(scene.rooms["kitchen"])
+    words = "Whoever repairs it is in the long list on the wall, as are the harp and the zither"
+    memory = await scene.note(here, words)
+    for kind in ("note", "turn"):
+        results = await scene.recall.search([here], "zither", 1, kind)
+        assert [each.memory.kind for each in results.found] == [kind]
+    assert (await scene.recall.search([here], "zither", 1, "note")).found[0].memory.id == memory
 
 
 async def test_how_far_a_new_memory_reaches(scene: Scene) -> None:

@@ -17,6 +17,7 @@ from gofer.memory.manager import MEMORY, ensure_tidying
 from gofer.memory.transfer import parse_import
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import memories
+from gofer.web.queries import memories as memory_queries
 from support.patience import Deadline
 from support.web_server import House
 
@@ -298,6 +299,8 @@ def test_a_strangers_word_stays_one_through_an_export(people: dict[str, Any]) ->
             '{"id": "a", "text": "a", "superseded_by": "b"}\n{"id": "b", "text": "b", "superseded_by": "a"}',
             "cycle",
         ),
+        ('{"id": 7, "text": "a", "supersedes": 8}\n{"id": 8, "text": "b", "supersedes": [7]}', "cycle"),
+        ('{"text": "a"}\n{"text": "\u200b"}', "Line 2 has no text"),
         ("\n".join('{"text": "x"}' for _ in range(5001)), "Split the file"),
     ],
 )
@@ -320,6 +323,55 @@ def test_archive_indexes_are_read_with_superseded_lines_left_out() -> None:
     ]
     found = parse_import("\ufeff" + "\n".join(map(json.dumps, lines)), "")
     assert [each.text for each in found] == ["We moved house.", "The cat is called Pepper."]
+
+
+@pytest.mark.parametrize("name", ["uuid", "memory_id", "id"])
+def test_whatever_an_archive_calls_its_ids_only_superseded_lines_are_left_out(name: str) -> None:
+    lines = [
+        {name: 7, "text": "The cat is called Tom.", "superseded_by": 8},
+        {name: 8, "text": "The cat is called Pepper."},
+        {"text": "A line without a name"},
+        {"text": "An old line without a name", "superseded_by": 8},
+    ]
+    found = parse_import("\n".join(map(json.dumps, lines)), "jsonl")
+    assert [each.text for each in found] == ["The cat is called Pepper.", "A line without a name"]
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "\\u0000"])
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ('{"id": "%s", "text": "Half an id"}', 422),
+        ('{"text": "a", "scope": "person:x%s"}', 404),
+        ('{"text": "a", "scope": "agent:x", "scope_name": "%s"}', 404),
+        ('{"text": "a", "scope": "person:x", "scope_known_as": ["telegram:%s"]}', 404),
+        ('{"text": "a", "scope": "conversation:x", "scope_known_as": ["a:b:%s"]}', 404),
+    ],
+)
+def test_half_characters_in_a_file_are_no_fault_of_ours(
+    people: dict[str, Any], line: str, status: int, half: str
+) -> None:
+    refused = people["apis"]["owner"].post("/memories/import", json={"text": line % half})
+    assert (refused.status_code, refused.json()["code"] != "internal") == (status, True), refused.text
+
+
+def test_a_file_with_an_item_that_shows_nothing_is_imported_without_it(people: dict[str, Any]) -> None:
+    wish = {
+        "scope": people["persons"]["owner"],
+        "format": "markdown",
+        "text": "- \u200b\n- Oats are in the tin\n",
+    }
+    done = people["apis"]["owner"].post("/memories/import", json=wish)
+    assert (done.status_code, done.json()["imported"]) == (200, 1), done.text
+
+
+def test_what_was_not_searched_is_said(people: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    api, scope = people["apis"]["oscar"], people["persons"]["oscar"]
+    note(api, scope, "The zither is out of tune")
+    assert "The zither is out of tune" in texts(api, query="zither")
+    monkeypatch.setattr(memory_queries, "MAX_SEARCHED", 0)
+    found = api.get("/memories", params={"query": "zither"}).json()
+    assert (found["memories"], "not searched" in found["problems"][0]) == ([], True)
 
 
 def test_nobody_waits_for_an_import(people: dict[str, Any]) -> None:

@@ -32,10 +32,16 @@ from gofer.sanitize import clean
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import agents, conversations, memories, principals
 from gofer.vault.envelope import Vault
-from gofer.web.auth import Visitor, is_readable
+from gofer.web.auth import Visitor, is_readable, readable
 from gofer.web.queries.conversations import list_conversations
 
-MAX_SCOPES = 300
+MAX_SCOPES = 30_000
+"""Audiences that a statement can name on every database."""
+MAX_SEARCHED = 1000
+"""Audiences that are searched at once: people and agents, then the newest conversations."""
+NOT_SEARCHED = (
+    "{count} older conversations were not searched. Say which one to search: --scope conversation:ID."
+)
 IMPORTED_AT_ONCE = 50
 """Memories of an import in one transaction."""
 MAX_PEOPLE = 20
@@ -53,12 +59,20 @@ def visible_scopes(connection: Connection, visitor: Visitor) -> list[str]:
     if visitor.agent:
         heard = list_conversations(connection, limit=MAX_SCOPES, visitor=visitor)
         return [conversation_scope(each["id"]) for each in heard]
-    noted = connection.execute(select(memories.c.scope_id).distinct().limit(MAX_SCOPES))
-    found = dict.fromkeys([*(str(row.scope_id) for row in noted), *indexed_scopes(connection)[:MAX_SCOPES]])
+    noted = [str(each) for each in connection.execute(select(memories.c.scope_id).distinct()).scalars()]
+    first = [each for each in noted if split_scope(each)[0] != CONVERSATION]
+    found = list(dict.fromkeys([*first, *indexed_scopes(connection), *noted]))[:MAX_SCOPES]
     if visitor.may("owner"):
-        return list(found)
+        return found
     own = _own_principal(connection, visitor)
-    return [scope for scope in found if _is_open_to(connection, scope, visitor, own)]
+    open_rooms = select(conversations.c.id).where(readable(connection, visitor))
+    rooms = {conversation_scope(str(each)) for each in connection.execute(open_rooms).scalars()}
+    return [
+        each
+        for each in found
+        if each in rooms
+        or (split_scope(each)[0] != CONVERSATION and _is_open_to(connection, each, visitor, own))
+    ]
 
 
 def may_see(connection: Connection, visitor: Visitor, scope_id: str) -> bool:
@@ -186,9 +200,11 @@ async def find(
         )
         known = platform.recall.degraded
         return _found(platform, listed, {each: known[each] for each in (*scopes, ALL) if each in known})
-    results = await platform.recall.search(scopes, query, limit)
-    found = [describe(each.memory, each.score) for each in results.found]
-    return _found(platform, [each for each in found if not kind or each["kind"] == kind], results.degraded)
+    results = await platform.recall.search(scopes[:MAX_SEARCHED], query, limit, kind)
+    found = _found(platform, [describe(each.memory, each.score) for each in results.found], results.degraded)
+    if len(scopes) > MAX_SEARCHED:
+        found["problems"].append(NOT_SEARCHED.format(count=len(scopes) - MAX_SEARCHED))
+    return found
 
 
 def _found(platform: Platform, found: list[dict[str, Any]], degraded: dict[str, str]) -> dict[str, Any]:
