@@ -284,6 +284,12 @@ def test_commands_remember_list_and_forget(town: Town) -> None:
     exported = [json.loads(line) for line in command("/memory export").splitlines() if line.startswith("{")]
     assert "the spare key lies under the mat" in [each["text"] for each in exported]
     assert "Nothing that may be recalled" in command("/memory restore zebras"), "words to search for"
+    assert "/memory pin and an id" in command("/memory pin")
+    assert "Imported 2 notes, for you" in command("/memory import\n- the ferry leaves at nine\n- the dog is Rex")
+    assert "the dog is Rex" in command("/memory Rex")
+    assert "in the same message" in command("/memory import")
+    assert "indexed anew" in command("/memory reindex")
+    assert "the dog is Rex" in command("/memory Rex")
 
 
 def test_in_a_chat_a_member_changes_what_is_theirs_and_widens_nothing(town: Town) -> None:
@@ -307,6 +313,9 @@ def test_in_a_chat_a_member_changes_what_is_theirs_and_widens_nothing(town: Town
         told = command(f"/memory {verb} {secret} everybody")
         assert "no memory with this id" in told or "Only an owner" in told, told
         assert "hums" not in told
+    theirs = json.dumps({"text": "Ann whistles.", "scope": "person:somebody_else"})
+    assert "for other people" in command(f"/memory import\n{theirs}")
+    assert "Only an owner" in command("/memory reindex")
 
 
 def test_a_damaged_rule_is_said_and_the_agent_answers(town: Town) -> None:

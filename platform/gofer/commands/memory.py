@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from sqlalchemy import Connection, select
@@ -14,10 +14,10 @@ from gofer.intake.routing import hearing_agents
 from gofer.jobs.queue import Claim
 from gofer.memory import notes, records
 from gofer.memory.audience import audience, new_scope
-from gofer.memory.recall import Recall
-from gofer.memory.records import UNREADABLE, Memory, Source, described
-from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, split_scope
-from gofer.memory.transfer import export_notes
+from gofer.memory.recall import Recall, lost_keys, reindex
+from gofer.memory.records import FORGOTTEN, UNREADABLE, Memory, Source, described
+from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, ScopeKeyLost, split_scope
+from gofer.memory.transfer import export_notes, keep_import, parse_import
 from gofer.store import tables
 from gofer.store.database import Database
 from gofer.store.messages import StoredMessage
@@ -42,6 +42,11 @@ OWNERS_ALONE = "Only an owner can change that: everybody I talk to may know it."
 OWNER_MOVES = "Only an owner may change who hears of something."
 TO_WHOM = "Say who may hear of it: /memory audience {id} conversation, me or everybody."
 NEW_WORDS = "Say the new words: /memory edit {id} and a sentence."
+WHICH_MEMORY = "Say which: /memory {verb} and an id, as /memory shows it."
+WHAT_TO_IMPORT = "Put the notes below /memory import in the same message: JSON lines, or a Markdown list."
+FOR_OTHERS = "Some of these notes are for other people. `gofer memory import` and the Memory page ask whom each is for."
+OWNER_REINDEXES = "Only an owner can have memory indexed anew."
+REINDEXED = "What may be recalled here is being indexed anew."
 PARTLY = "Some memories cannot be read now; `gofer doctor` says why."
 HEARD_BY = {
     CONVERSATION: "for this conversation",
@@ -80,8 +85,17 @@ async def _answer(
     if verb in _VERBS:
         order = _Order(vault, claim, read, agents, scopes, memory_id, rest)
         return await database.write(_obey, order=order, verb=verb)
+    first, _, rest = words.partition("\n")
+    if first.strip() == "import":
+        if not on:
+            raise notes.MemoryOff
+        return await database.write(_imported, vault=vault, claim=claim, read=read, agents=agents, text=rest)
+    if words == "reindex":
+        return await _reindexed(database, vault, recall, read, scopes)
     if words == "export":
         return await database.read(_exported, vault=vault, scopes=scopes)
+    if words in _VERBS:
+        return WHICH_MEMORY.format(verb=words)
     if not words:
         return await database.read(_listed, vault=vault, scopes=scopes)
     results = await recall.search(scopes, words, MAX_LISTED)
@@ -315,6 +329,37 @@ def _exported(connection: Connection, vault: Vault, scopes: Collection[str]) -> 
     more = len(found) - MAX_EXPORTED
     told = f"\n{more} older ones are left out here; the Memory page exports all." if more > 0 else ""
     return f"```\n{lines}\n```{told}"
+
+
+def _imported(
+    connection: Connection, vault: Vault, claim: Claim, read: StoredMessage, agents: Sequence[str], text: str
+) -> str:
+    """Keep the notes that a message lists, for who may know what is said here."""
+    if not text.strip():
+        return WHAT_TO_IMPORT
+    owner = read.trust is Trust.OWNER
+    target = new_scope(connection, str(claim.conversation_id), agents[0] if agents else None, by_owner=owner)
+    entries = [each for each in parse_import(text, "") if each.text]
+    if any(each.private and each.scope_id != target for each in entries):
+        raise Forbidden(FOR_OTHERS)
+    entries = [replace(each, scope_id=target, kind="note") for each in entries]
+    before = keep_import(connection, vault, entries=entries, trust=read.trust.value, author=_who(read))
+    forgotten = [*before.values()].count(FORGOTTEN)
+    told = f"Imported {len(before) - forgotten} notes, {HEARD_BY[split_scope(target)[0]]}."
+    return f"{told} {forgotten} that were forgotten here stay so." if forgotten else told
+
+
+async def _reindexed(
+    database: Database, vault: Vault, recall: Recall, read: StoredMessage, scopes: Collection[str]
+) -> str:
+    """Index anew what may be recalled here."""
+    if read.trust is not Trust.OWNER:
+        raise Forbidden(OWNER_REINDEXES)
+    lost = await database.read(lost_keys, vault=vault, scopes=scopes)
+    for each in sorted(set(scopes) - lost):
+        await database.write(reindex, scope_id=each)
+        recall.degraded.pop(each, None)
+    return REINDEXED if not lost else str(ScopeKeyLost())
 
 
 def _listed(connection: Connection, vault: Vault, scopes: Collection[str]) -> str:
