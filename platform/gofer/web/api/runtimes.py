@@ -145,7 +145,8 @@ def _check_callback(new: NewRuntime) -> None:
         return
     if not all(given):
         raise Malformed(
-            "callback_url: a callback needs callback_url and the name of a secret, callback_secret."
+            "callback_url: a callback needs callback_url and callback_secret, the name of a secret "
+            "(gofer runtimes add … --url URL --secret NAME)."
         )
     try:
         parts = urlsplit(new.callback_url)
