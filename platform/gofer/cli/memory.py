@@ -130,11 +130,8 @@ def show_one(memory: Id) -> Shown:
             print(f"from run {found['job_id']}")
         for each in found["versions"]:
             print(f"\n{_version(each)}")
-            print(
-                harmless(
-                    each["diff"] if each["version"] > 1 and each["text"] else each["text"] or each["gist"]
-                )
-            )
+            changed = each["diff"] if each["version"] > 1 and each["text"] else ""
+            print(harmless(changed or each["text"] or each["gist"]))
         if found["state"] == "superseded":
             print(f"\nBring it back: gofer memory restore {found['id']}")
 

@@ -23,7 +23,7 @@ from gofer.web.api.idempotency import HEADER
 from gofer.web.api.participants import hop_of
 from gofer.web.auth import Visitor, visitor_of
 from gofer.web.auth.members import digest, first_owner
-from gofer.web.chat.posts import ChatPost, take
+from gofer.web.chat.posts import ChatPost, take_or_find
 from gofer.web.chat.rooms import INTEGRATION, Room, choosable, find_room, open_room, web_connection
 from gofer.web.queries.agents import no_agent
 from gofer.web.queries.conversations import find_conversation
@@ -85,7 +85,7 @@ async def say_in_room(request: Request, text: str, *, room_id: str, agent: str) 
     agent = await _chosen_agent(request, agent)
     room_id = room_id or await _new_room(platform, visitor)
     room = await platform.database.read(_room, conversation_id=room_id, member_id=visitor.member_id)
-    taken = await take(platform, visitor, room, ChatPost(id=_mark(request), text=text, agent=agent))
+    taken = await take_or_find(platform, visitor, room, ChatPost(id=_mark(request), text=text, agent=agent))
     if taken.seq is None:
         raise Conflict("It was not taken as a message.")
     return visitor, taken.conversation_id or room_id, taken.seq
@@ -203,7 +203,7 @@ async def _speaker(platform: Platform, visitor: Visitor) -> Visitor:
 async def _say(request: Request, visitor: Visitor, room_id: str, text: str, agent: str = "") -> ApiAnswer:
     platform = platform_of(request)
     room = await platform.database.read(_room, conversation_id=room_id, member_id=visitor.member_id)
-    taken = await take(platform, visitor, room, ChatPost(id=_mark(request), text=text, agent=agent))
+    taken = await take_or_find(platform, visitor, room, ChatPost(id=_mark(request), text=text, agent=agent))
     # A repeat may have been taken in by the conversation that the first one began.
     where = taken.conversation_id or room_id
     job_id = await platform.database.read(_job, conversation_id=where)

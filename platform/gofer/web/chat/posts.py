@@ -75,8 +75,15 @@ def check_post(kind: type[ChatPost], value: Any) -> ChatPost:
 
 
 async def take(platform: Platform, visitor: Visitor, room: Room, given: ChatPost) -> Taken:
-    """Take it in. Durable when this returns. Raises Malformed when its id was used elsewhere: a repeat is said again in
-    its own room alone."""
+    """Take it in. Durable when this returns. Raises Malformed when its id was used in another room, where it stays."""
+    taken = await take_or_find(platform, visitor, room, given)
+    if taken.conversation_id not in (room.id, None):
+        raise Malformed("id: it was used in another session. Give each message an id of its own.")
+    return taken
+
+
+async def take_or_find(platform: Platform, visitor: Visitor, room: Room, given: ChatPost) -> Taken:
+    """Take it in, or find the repeat in whichever room it was said first. Durable when this returns."""
     connection = await switched_on(platform, room.connection_id)
     body = {
         # Ids are the page's: without the member's own before it, one could use up another's.
@@ -92,10 +99,7 @@ async def take(platform: Platform, visitor: Visitor, room: Room, given: ChatPost
     raw = json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
     signature = sign_body(raw, connection.account.secret("signing_key"), time.time()).encode()
     request = Request(raw, (("content-type", b"application/json"), (SIGNATURE, signature)))
-    taken = await platform.intake.receive(connection.account.id, request)
-    if taken.conversation_id not in (room.id, None):
-        raise Malformed("id: it was used in another session. Give each message an id of its own.")
-    return taken
+    return await platform.intake.receive(connection.account.id, request)
 
 
 async def _agent(platform: Platform, room: Room, wanted: str) -> str:
