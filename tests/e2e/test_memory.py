@@ -285,7 +285,9 @@ def test_commands_remember_list_and_forget(town: Town) -> None:
     assert "the spare key lies under the mat" in [each["text"] for each in exported]
     assert "Nothing that may be recalled" in command("/memory restore zebras"), "words to search for"
     assert "/memory pin and an id" in command("/memory pin")
-    assert "Imported 2 notes, for you" in command("/memory import\n- the ferry leaves at nine\n- the dog is Rex")
+    assert "Imported 2 notes, for you" in command(
+        "/memory import\n- the ferry leaves at nine\n- the dog is Rex"
+    )
     assert "the dog is Rex" in command("/memory Rex")
     assert "in the same message" in command("/memory import")
     assert "indexed anew" in command("/memory reindex")
