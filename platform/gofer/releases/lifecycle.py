@@ -37,8 +37,9 @@ def home_id(home: Home) -> str:
     place = Path(home.path, "id")
     with contextlib.suppress(FileNotFoundError):
         return place.read_text()
-    beside = Path(home.path, f".id-{os.getpid()}.new")
-    beside.write_text(os.urandom(8).hex())
+    name = os.urandom(8).hex()
+    beside = Path(home.path, f".id-{name}.new")  # a name of its own: two threads may be here at once
+    beside.write_text(name)
     with contextlib.suppress(FileExistsError):
         os.link(beside, place)  # of two that make it at once, one does
     beside.unlink()
