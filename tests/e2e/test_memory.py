@@ -20,6 +20,7 @@ from gofer.agent.context.operations import REMINDER
 from gofer.agent.loop import REMINDER_TOKENS
 from gofer.identity import known_principal
 from gofer.integration import sign_body
+from gofer.memory.records import turn_id
 from gofer.runs.memories import REMINDERS
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.encryption import conversation_key, unseal
@@ -192,7 +193,10 @@ def test_what_is_shown_at_a_runs_start_is_bounded(town: Town) -> None:
         assert town.apis["ann"].post("/memories", json={"scope": "person:me", "text": text}).is_success
     before = len(town.model.received)
     town.ask("ann-lantern", "ann", "Which lantern of the pier needs oil?")
-    asked = town.model.received[before]["messages"][-1]["content"]
+    # The manager asks as well, about the notes.
+    asked = next(each for each in town.model.received[before:] if each.get("tools"))["messages"][-1][
+        "content"
+    ]
     (shown,) = [block["text"] for block in asked if block["type"] == "text" and REMINDER in block["text"]]
     assert 1 <= shown.count("needs oil") <= REMINDERS
     assert text_size(shown) <= REMINDER_TOKENS
@@ -480,6 +484,40 @@ def test_a_damaged_note_marks_runs_until_it_is_forgotten(town: Town) -> None:
     before = len(marks(town))
     town.ask("ann-ystad", "ann", question)
     assert len(marks(town)) == before
+
+
+def test_a_damaged_message_stops_no_run_and_no_page_and_can_be_forgotten(town: Town) -> None:
+    api = town.apis["ann"]
+    browser = town.house.browser()
+    browser.follow(town.house.link(town.people["ann"]))
+    town.ask("ann-pier", "ann", "The pier of Rostock is 300 m long.")
+    conversation = town.rooms["ann-pier"][0]
+    here, turn = f"conversation:{conversation}", turn_id(conversation, 1)
+    first = (messages.c.conversation_id == conversation) & (messages.c.seq == 1)
+    damage = update(messages).where(first).values(sealed=b"\x02nonsense")
+    town.house.write(lambda connection: connection.execute(damage))
+    answers, marked = len(town.told("ann-pier")), len(marks(town))
+    request = town.ask("ann-pier", "ann", "Its planks are of oak.")
+    assert (len(town.told("ann-pier")), "300 m" in request) == (answers + 1, False)
+    assert here in marks(town)[marked]["scopes"]
+    assert "planks are of oak" in town.ask("ann-planks", "ann", "Of what are the planks of Rostock?")
+    for told in (api.get("/doctor").text, browser.get("/").text):
+        assert (turn in told, "gofer memory forget" in told) == (True, True)
+    assert turn in str(api.get("/memories", params={"scope": here}).json()["problems"])
+    for page in (f"/conversations/{conversation}", f"/chat/{conversation}"):
+        shown = browser.get(page)
+        assert (shown.status_code, "changed or damaged" in shown.text) == (200, True), page
+    said = api.get(f"/conversations/{conversation}/messages").json()["messages"]
+    assert "changed or damaged" in next(each["text"] for each in said if each["seq"] == 1)
+    assert api.get(f"/memories/{turn}").json()["state"] == "unreadable"
+    assert "(unreadable)" in browser.get(f"/memory/{turn}").text
+    assert "gofer restore FILE" in town.command("ann-pier", "ann", f"/memory {turn}")
+    assert "Forgotten" in town.command("ann-pier", "ann", f"/forget {turn}")
+    assert api.get(f"/memories/{turn}").json()["state"] == "forgotten"
+    assert "gofer restore FILE" in town.command("ann-pier", "ann", f"/memory restore {turn}")
+    marked = len(marks(town))
+    town.ask("ann-pier", "ann", "Thank you.")
+    assert (len(marks(town)), turn in api.get("/doctor").text) == (marked, False)
 
 
 def test_without_its_tables_memory_is_said_to_be_away_and_the_agent_answers(town: Town) -> None:

@@ -31,7 +31,7 @@ from gofer.errors import ConfigError, GoferError, NotFound
 from gofer.jobs.maintenance import depth, oldest_ready
 from gofer.mcp.settings import McpServerSettings
 from gofer.memory.notes import OFF
-from gofer.memory.recall import DAMAGED, advice
+from gofer.memory.recall import DAMAGED, EXAMINED_SECONDS, advice
 from gofer.releases.lifecycle import last_failure, open_home
 from gofer.runs.agent_files import (
     NAME,
@@ -220,8 +220,13 @@ async def _memory(platform: Platform) -> list[Finding]:
     found = await _embeddings(platform)
     if not platform.settings.memory_v1:
         found.append(Finding("memory", "note", OFF, "Unset GOFER_MEMORY_V1, and restart.", "memory.md"))
+    if left := platform.recall.not_examined:
+        line = f"{left} conversations were not looked at: that takes more than {EXAMINED_SECONDS:.0f} s."
+        found.append(Finding("memory", "note", line, docs="memory.md"))
     if not wrong:
         line = "Everything that is remembered can be read and searched."
+        if left:
+            line = "Everything that was looked at can be read and searched."
         return [Finding("memory", "ok", line, docs="memory.md"), *found]
     lines = [advice(scope, why) for scope, why in sorted(wrong.items())[:10]]
     said = "Agents answer without some memories. " + " ".join(lines)

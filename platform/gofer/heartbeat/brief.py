@@ -30,7 +30,7 @@ from gofer.runs.heartbeat_settings import HeartbeatItem
 from gofer.sanitize import gist
 from gofer.store import row_macs
 from gofer.store.encryption import conversation_key, unseal
-from gofer.store.messages import open_stored
+from gofer.store.messages import open_readable
 from gofer.store.tables import ASIDE, JobState, connections, jobs, messages, questions, replies
 from gofer.vault.envelope import DataKey, Vault
 
@@ -152,9 +152,8 @@ def _asked(connection: Connection, key: DataKey, job: Any) -> str:
         .order_by(messages.c.seq.desc())
         .limit(20)
     )
-    for row in connection.execute(query).all():
-        read = open_stored(key, row)
-        covered = job.covers_to is None or row.seq <= job.covers_to
+    for read in open_readable(key, connection.execute(query).all()):
+        covered = job.covers_to is None or read.seq <= job.covers_to
         if covered and read.trust.value in ("owner", "member") and not read.message.quoted:
             return gist(read.message.text, MAX_QUOTE)
     return ""

@@ -6,6 +6,7 @@ run that is still at work reads it at its next turn, and it wakes no other.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -15,6 +16,7 @@ from gofer.integration import Attachment, Incoming
 from gofer.store.messages import open_message
 from gofer.store.tables import messages
 from gofer.vault.envelope import DataKey
+from gofer.vault.errors import Tampered
 
 WHOLE_AFTER = 0.7
 """Seconds to wait for further pieces before an agent is woken."""
@@ -30,10 +32,10 @@ def join_album(
 ) -> tuple[int | None, Incoming]:
     """The unread message that a piece belongs to, with the piece joined to it; else the piece by itself."""
     here = {"conversation": conversation_id}
-    stored = [
-        (row, open_message(key, conversation_id, row.seq, row.sealed))
-        for row in connection.execute(_STORED, here).all()
-    ]
+    stored = []
+    for row in connection.execute(_STORED, here).all():
+        with contextlib.suppress(Tampered):  # one that is damaged keeps no other from coming in
+            stored.append((row, open_message(key, conversation_id, row.seq, row.sealed)))
     others = [(row, message) for row, message in stored if _belongs(piece, message)]
     read = [(row, message) for row, message in others if row.admitted_at is not None]
     if any(message.addressed for _, message in read):

@@ -22,6 +22,7 @@ from gofer.memory.records import (
     Memory,
     NewMemory,
     Source,
+    damaged_turn,
     from_columns,
     last_said,
     opened,
@@ -123,12 +124,11 @@ def forget(
     _lock_turn(connection, memory_id)
     try:
         before = resolve(connection, vault, memory_id, scopes=scopes)
-    except (ForgottenMemory, DamagedMemory) as error:
+    except ForgottenMemory:
+        return int(read_row(connection, memory_id, None).version)
+    except DamagedMemory:
         row = read_row(connection, memory_id, None)
-        assert row is not None  # a message that does not open is Tampered
-        if isinstance(error, ForgottenMemory):
-            return int(row.version)
-        before = from_columns(row)
+        before = from_columns(row) if row is not None else damaged_turn(connection, memory_id)
     if before.valid_to is None:
         _end(connection, memory_id, before.version)
     _append(connection, open_scope(connection, vault, before.scope_id), before, FORGOTTEN, by)

@@ -9,20 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, func, select, tuple_, update
 
 from gofer.errors import GoferError, NotFound, StoreError
 from gofer.memory import index
 from gofer.memory.embeddings import Embeddings, fuse
 from gofer.memory.index import Document, IndexMoved, IndexState
 from gofer.memory.manager import ensure_tidying
-from gofer.memory.records import DAMAGED_NOTES, LIVE, Memory, readable, resolve, turn_id, unreadable_notes
+from gofer.memory.records import LIVE, Memory, forgotten_turns, readable, resolve, still_damaged, turn_id
 from gofer.memory.scopes import (
     CONVERSATION,
     ScopeKeyLost,
@@ -34,7 +33,7 @@ from gofer.memory.scopes import (
 from gofer.memory.search import Hit, search
 from gofer.memory.terms import text_terms
 from gofer.store.database import Database
-from gofer.store.messages import open_stored
+from gofer.store.messages import StoredMessage, open_stored
 from gofer.store.tables import ASIDE, Trust, conversations, memories, memory_indexes, messages
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
@@ -53,6 +52,11 @@ _SPARE = 3
 """How many more hits are looked up than asked for: some may be forgotten, or the same memory twice."""
 _OF_A_KIND = 3000
 """Hits that are looked through for those of one kind."""
+EXAMINED_SECONDS, EXAMINED_AT_START = 5.0, 1.0
+"""How long everything that is remembered is looked at, by `gofer doctor` and when Gofer starts."""
+_EXAMINED_AT_ONCE = 500
+_NAMED = 5
+"""Memories that an advice names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,10 @@ class Recall:
         self.counters = Counters()
         self.degraded: dict[str, str] = {}
         """Scopes that this process found damaged, and why."""
+        self.not_examined = 0
+        """Scopes that the last examination did not get to."""
+        self._damaged: dict[str, set[str]] = {}
+        """Memories that this process could not open, by scope."""
         self._stuck: dict[str, int] = {}
 
     async def search(self, scopes: Collection[str], query: str, limit: int = 10, kind: str = "") -> Results:
@@ -136,10 +144,12 @@ class Recall:
         found, near = await asyncio.gather(search(self._database, keys, query, most), self._near(query, keys))
         degraded |= dict.fromkeys(found.damaged, DAMAGED)
         hits = fuse(found.hits, near, most) if near else found.hits
-        recalled, unread = await self._database.read(
+        recalled, damaged = await self._database.read(
             _resolve_all, vault=self._vault, hits=hits, scopes=list(keys), limit=limit, kind=kind
         )
-        self.tell({**{each: DAMAGED_NOTES.format(count=count) for each, count in unread.items()}, **degraded})
+        for scope_id, ids in damaged.items():
+            self.tell_damaged(scope_id, ids)
+        self.tell(degraded)
         return Results(recalled)
 
     async def _near(self, query: str, keys: dict[str, ScopeKeys]) -> dict[tuple[str, str | int], float]:
@@ -154,16 +164,46 @@ class Recall:
                 log.warning("memory.degraded", scope=scope_id, reason=why, fix="gofer doctor")
         self.degraded.update(degraded)
 
-    async def examine(self) -> dict[str, str]:
-        """Look at every audience, within bounds: returns those that cannot be read as they should, and why."""
-        found = await self._database.read(unreadable_notes, vault=self._vault)
-        found |= await self._database.read(examine_scopes, vault=self._vault)
-        indexed = await self._database.read(indexed_scopes)
+    def tell_damaged(self, scope_id: str, ids: Collection[str]) -> None:
+        """Take down which memories of a scope were changed or damaged."""
+        damaged = self._damaged.setdefault(scope_id, set())
+        damaged.update(ids)
+        if damaged and self.degraded.get(scope_id) not in (DAMAGED, KEY_LOST):
+            self.tell({scope_id: _say_damaged(damaged)})
+
+    async def examine(self, seconds: float = EXAMINED_SECONDS) -> dict[str, str]:
+        """Look at everything that is remembered, for some seconds at most: returns the audiences that cannot be read as
+        they should, and why. `not_examined` says how many it did not get to."""
+        deadline = time.monotonic() + seconds
+        scopes = await self._database.read(_every_scope)
         # Only a search finds each damaged row; what it found stays until the index is made anew.
-        kept = {each: why for each, why in self.degraded.items() if why == DAMAGED and each in indexed}
-        self.degraded = {}
-        self.tell({**kept, **found})
+        indexed = set(await self._database.read(indexed_scopes))
+        before, self.degraded = self.degraded, {}
+        self.tell({each: why for each, why in before.items() if why == DAMAGED and each in indexed})
+        left = [each for each in scopes if not await self._examine_scope(each, deadline)]
+        self.not_examined = len(left)
+        self.tell({each: before[each] for each in left if each in before})
+        for scope_id in list(self._damaged):
+            await self._look_again(scope_id)
         return self.degraded
+
+    async def _examine_scope(self, scope_id: str, deadline: float) -> bool:
+        """False when there was no time for all of it."""
+        seen = _Examined()
+        while not seen.whole:
+            if time.monotonic() > deadline:
+                return False
+            try:
+                seen = await self._database.read(_examine, vault=self._vault, scope_id=scope_id, after=seen)
+            except NotFound:
+                return True  # purged
+            except ScopeKeyLost as error:
+                self.tell({scope_id: str(error)})
+                return True
+            if not seen.index_opens:
+                self.tell({scope_id: DAMAGED})
+            self.tell_damaged(scope_id, seen.damaged)
+        return True
 
     async def catch_up(self, scope_id: str, batches: int = MAX_BATCHES) -> int:
         """Index what a scope lacks; returns how many memories that were."""
@@ -185,8 +225,10 @@ class Recall:
         """None when nothing is left that can be indexed."""
         batch = await self._database.read(_lacking, vault=self._vault, scope_id=scope_id)
         documents, upto, damaged = await asyncio.to_thread(_documents, batch)
-        if damaged or (batch.noted and scope_id in self.degraded):
-            await self._count_damaged(scope_id)
+        if damaged:
+            self.tell_damaged(scope_id, damaged)
+        if batch.noted:
+            await self._look_again(scope_id)
         if not documents and upto == (batch.state.upto_seq if batch.state else 0) and not batch.noted:
             return None
         state = batch.state
@@ -200,17 +242,21 @@ class Recall:
         await self._database.write(_write, changes=changes, upto=upto, noted=noted, tidy=tidy)
         return len(documents)
 
-    async def _count_damaged(self, scope_id: str) -> None:
-        """Look at the notes of one scope again: some were damaged, or one of those may be forgotten now."""
-        if self.degraded.get(scope_id) not in (DAMAGED, KEY_LOST):
-            self.degraded.pop(scope_id, None)
-        self.tell(await self._database.read(unreadable_notes, vault=self._vault, scope_id=scope_id))
+    async def _look_again(self, scope_id: str) -> None:
+        """Look again at the memories of a scope that did not open: somebody may have had them forgotten."""
+        if not (known := self._damaged.pop(scope_id, None)):
+            return
+        left = await self._database.read(still_damaged, vault=self._vault, scope_id=scope_id, ids=known)
+        if left:
+            self.tell_damaged(scope_id, left)
+        elif self.degraded.get(scope_id) == _say_damaged(known):
+            del self.degraded[scope_id]
 
     async def keep_indexed(self) -> None:
         """Index in the background what nobody has searched yet, a batch of each scope at a time; and delete what is
         left of indexes that are gone."""
         with contextlib.suppress(GoferError):  # which is told when somebody searches
-            await self.examine()
+            await self.examine(EXAMINED_AT_START)
         while True:
             try:
                 busy = await self.tick()
@@ -248,9 +294,15 @@ def advice(scope_id: str, why: str) -> str:
     if why == KEY_LOST:
         return f"{scope_id}: {why}"
     return (
-        f"Of {scope_id}, {why}. They are listed as unreadable: gofer memory search --scope {scope_id}. Forget them "
-        "(gofer memory forget ID), or put the database's backup back (gofer restore FILE)."
+        f"In {scope_id}, {why}. Forget them (gofer memory forget ID), or put the database's backup back "
+        "(gofer restore FILE)."
     )
+
+
+def _say_damaged(ids: Collection[str]) -> str:
+    named = ", ".join(sorted(ids)[:_NAMED])
+    more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+    return f"these memories were changed or damaged: {named}{more}"
 
 
 def reindex(connection: Connection, scope_id: str) -> int:
@@ -280,26 +332,62 @@ def count_by_kind(connection: Connection) -> dict[str, int]:
     return found
 
 
-def examine_scopes(connection: Connection, vault: Vault) -> dict[str, str]:
-    """Scopes whose memories or index cannot be read, and why; a bounded look."""
-    noted = [
-        str(row.scope_id)
-        for row in connection.execute(select(memories.c.scope_id).distinct().limit(_EXAMINED))
-    ]
-    wrong: dict[str, str] = {}
-    for scope_id in dict.fromkeys([*noted, *indexed_scopes(connection)[:_EXAMINED]]):
-        try:
-            keys = open_scope(connection, vault, scope_id)
-            if not index.is_readable(connection, scope_id, keys):
-                wrong[scope_id] = DAMAGED
-        except NotFound:
-            continue  # purged
-        except ScopeKeyLost as error:
-            wrong[scope_id] = str(error)
-    return wrong
+def _every_scope(connection: Connection) -> list[str]:
+    """Every audience: people and agents, then conversations, the newest first."""
+    noted = select(memories.c.scope_id).where(memories.c.valid_to.is_(None)).distinct()
+    wide = [str(each) for each in connection.execute(noted).scalars() if split_scope(each)[0] != CONVERSATION]
+    rooms = select(conversations.c.id).where(conversations.c.data_key.is_not(None))
+    newest = connection.execute(rooms.order_by(conversations.c.created_at.desc())).scalars()
+    return [*wide, *(conversation_scope(str(each)) for each in newest)]
 
 
-_EXAMINED = 200
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """How far a scope was looked at, and what does not open of the last piece."""
+
+    note: tuple[str, str] = ("", "")
+    """Kind and id of the last note."""
+    seq: int = 0
+    """The number of the last message."""
+    index_opens: bool = True
+    damaged: Sequence[str] = ()
+    whole: bool = False
+    """There is nothing after it."""
+
+
+def _examine(connection: Connection, vault: Vault, scope_id: str, after: _Examined) -> _Examined:
+    """Look at some more memories of a scope, and first of all at its index; raises NotFound when it is purged, and
+    ScopeKeyLost."""
+    keys, (kind, owner) = open_scope(connection, vault, scope_id), split_scope(scope_id)
+    index_opens = after != _Examined() or index.is_readable(connection, scope_id, keys)
+    columns = memories.c
+    noted = connection.execute(
+        select(memories)
+        .where(columns.scope_id == scope_id, columns.valid_to.is_(None), columns.sealed.is_not(None))
+        .where(tuple_(columns.kind, columns.id) > after.note)
+        .order_by(columns.kind, columns.id)
+        .limit(_EXAMINED_AT_ONCE)
+    ).all()
+    damaged = readable(keys, noted)[1]
+    said: Sequence[Any] = ()
+    if kind == CONVERSATION:
+        said = connection.execute(
+            select(messages)
+            .where(messages.c.conversation_id == owner, messages.c.seq > after.seq)
+            .where(messages.c.sealed.is_not(None), messages.c.event.not_in(ASIDE))
+            .order_by(messages.c.seq)
+            .limit(_EXAMINED_AT_ONCE)
+        ).all()
+        gone = forgotten_turns(connection, owner)
+        unread = [row.seq for row in said if row.seq not in gone and _stored(keys, row) is None]
+        damaged += [turn_id(owner, seq) for seq in unread]
+    return _Examined(
+        note=(noted[-1].kind, noted[-1].id) if noted else after.note,
+        seq=said[-1].seq if said else after.seq,
+        index_opens=index_opens,
+        damaged=damaged,
+        whole=max(len(noted), len(said)) < _EXAMINED_AT_ONCE,
+    )
 
 
 def indexed_scopes(connection: Connection) -> list[str]:
@@ -383,18 +471,23 @@ def _lacking(connection: Connection, vault: Vault, scope_id: str) -> _Batch:
     return _Batch(keys, state, before, said, noted)
 
 
-def _documents(batch: _Batch) -> tuple[list[Document], int, int]:
-    """What is to be indexed, the number of the last message that is dealt with, and how many notes do not open."""
+def _documents(batch: _Batch) -> tuple[list[Document], int, list[str]]:
+    """What is to be indexed, the number of the last message that is dealt with, and the ids of what does not open."""
     made: list[Document] = []
     upto = batch.state.upto_seq if batch.state else 0
     before, before_text = batch.before, ""
-    if before is not None:
-        before_text = open_stored(batch.keys.seal, before).message.text
+    if before is not None and (stored := _stored(batch.keys, before)) is not None:
+        before_text = stored.message.text
+    damaged = []
     for row in batch.said:
         if row.sealed is None or row.event in ASIDE:
             upto = row.seq
             continue
-        stored = open_stored(batch.keys.seal, row)
+        stored = _stored(batch.keys, row)
+        if stored is None:
+            damaged.append(turn_id(row.conversation_id, row.seq))
+            upto = row.seq
+            continue
         ours = row.author.startswith("agent:")
         if stored.trust is Trust.UNKNOWN and not ours:
             break  # its text and its author's trust may still change
@@ -411,11 +504,19 @@ def _documents(batch: _Batch) -> tuple[list[Document], int, int]:
     live = [
         row for row in batch.noted if row.sealed is not None and row.state == LIVE and row.valid_to is None
     ]
-    notes, damaged = readable(batch.keys, live)
+    notes, unread = readable(batch.keys, live)
     made += [
         Document(note.id, text_terms(note.text, speaker=note.author, at=note.valid_from)) for note in notes
     ]
-    return made, upto, damaged
+    return made, upto, damaged + unread
+
+
+def _stored(keys: ScopeKeys, row: Any) -> StoredMessage | None:
+    """A message, or None for one that was changed or damaged."""
+    try:
+        return open_stored(keys.seal, row)
+    except Tampered:
+        return None
 
 
 def _write(
@@ -434,11 +535,11 @@ def _write(
 
 def _resolve_all(
     connection: Connection, vault: Vault, hits: Sequence[Hit], scopes: Collection[str], limit: int, kind: str
-) -> tuple[list[Recalled], Counter[str]]:
-    """The hits as memories: only those that are there, live, and may be known; and how many of each scope are there
+) -> tuple[list[Recalled], dict[str, list[str]]]:
+    """The hits as memories: only those that are there, live, and may be known; and those of each scope that are there
     and cannot be read."""
     found: dict[str, Recalled] = {}
-    damaged: Counter[str] = Counter()
+    damaged: dict[str, list[str]] = {}
     for hit in hits:
         memory_id = hit.memory
         is_turn = isinstance(memory_id, int)
@@ -451,7 +552,7 @@ def _resolve_all(
         try:
             memory = resolve(connection, vault, memory_id, scopes=scopes)
         except Tampered:
-            damaged[hit.scope_id] += 1
+            damaged.setdefault(hit.scope_id, []).append(memory_id)
             continue
         except GoferError:
             continue  # forgotten, purged, or never more than a row

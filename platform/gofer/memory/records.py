@@ -6,13 +6,12 @@ The id of a turn is derived from its conversation and number, so every message h
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sqlalchemy import Connection, bindparam, select, true
+from sqlalchemy import Connection, bindparam, select
 
 from gofer.errors import GoferError, NotFound
 from gofer.integration import Incoming
@@ -31,10 +30,6 @@ SUPERSEDED = "superseded"
 """What people are told of a live version whose place another memory took. It is not stored."""
 UNREADABLE = "unreadable"
 """The same of a version that does not open: it was damaged, or its key is lost."""
-DAMAGED_NOTES = "{count} of its memories were changed or damaged"
-"""Why a scope is not searched as it should."""
-MAX_EXAMINED = 20_000
-"""Notes that `gofer doctor` opens to see whether it can."""
 MAX_TEXT = 200_000
 """Characters of one memory."""
 _PREFIX, _CONVERSATION = "mem_", "conv_"
@@ -205,14 +200,19 @@ def versions(
     rows = connection.execute(
         select(memories).where(memories.c.id == memory_id).order_by(memories.c.version)
     ).all()
-    if not rows or rows[0].scope_id not in scopes:
-        return [resolve(connection, vault, memory_id, scopes=scopes)]
     turn = parse_turn(memory_id)
+    if turn is None and (not rows or rows[0].scope_id not in scopes):
+        raise UnknownMemory
     if turn is None and all(row.sealed is None for row in rows):
         raise PurgedMemory
     if turn is None:
         return with_sources(connection, [described(connection, vault, row) for row in rows])
-    said = read_turn(connection, vault, memory_id, turn, scopes)
+    try:
+        said = read_turn(connection, vault, memory_id, turn, scopes)
+    except DamagedMemory as error:
+        said = replace(damaged_turn(connection, memory_id), gist=str(error), state=UNREADABLE)
+    if not rows:
+        return [said]
     later = [
         replace(said, version=row.version, valid_from=row.valid_from, valid_to=row.valid_to)
         if row.state == LIVE
@@ -280,32 +280,27 @@ def opened(keys: ScopeKeys, row: Any) -> Memory:
     )
 
 
-def readable(keys: ScopeKeys, rows: Sequence[Any]) -> tuple[list[Memory], int]:
-    """The versions of one scope that open, and how many do not."""
-    found = []
+def readable(keys: ScopeKeys, rows: Sequence[Any]) -> tuple[list[Memory], list[str]]:
+    """The versions of one scope that open, and the ids of those that do not."""
+    found, damaged = [], []
     for row in rows:
-        with contextlib.suppress(Tampered):
+        try:
             found.append(opened(keys, row))
-    return found, len(rows) - len(found)
+        except Tampered:
+            damaged.append(str(row.id))
+    return found, damaged
 
 
-def unreadable_notes(connection: Connection, vault: Vault, scope_id: str = "") -> dict[str, str]:
-    """The scopes with notes that do not open, the newest looked at, and how many those are; of all scopes or one."""
-    query = (
-        select(memories)
-        .where(memories.c.sealed.is_not(None), memories.c.valid_to.is_(None))
-        .where(memories.c.scope_id == scope_id if scope_id else true())
-        .order_by(memories.c.valid_from.desc())
-        .limit(MAX_EXAMINED)
-    )
-    by_scope: dict[str, list[Any]] = {}
-    for row in connection.execute(query):
-        by_scope.setdefault(row.scope_id, []).append(row)
-    found = {}
-    for scope, rows in by_scope.items():
-        with contextlib.suppress(GoferError):  # a lost key is told by whoever looks for it
-            if count := readable(open_scope(connection, vault, scope), rows)[1]:
-                found[scope] = DAMAGED_NOTES.format(count=count)
+def still_damaged(connection: Connection, vault: Vault, scope_id: str, ids: Collection[str]) -> set[str]:
+    """Those of some memories that do not open, unless they are forgotten."""
+    found = set()
+    for memory_id in ids:
+        try:
+            resolve(connection, vault, memory_id, scopes=(scope_id,))
+        except Tampered:
+            found.add(memory_id)
+        except GoferError:
+            continue
     return found
 
 
@@ -343,7 +338,7 @@ def read_turn(
     turn: tuple[str, int] | None,
     scopes: Collection[str],
 ) -> Memory:
-    """A message as the memory that it is."""
+    """A message as the memory that it is; raises what `resolve` raises."""
     if turn is None or conversation_scope(turn[0]) not in scopes:
         raise UnknownMemory
     conversation_id, seq = turn
@@ -353,7 +348,10 @@ def read_turn(
     if row.sealed is None:
         raise PurgedMemory
     scope_id = conversation_scope(conversation_id)
-    stored = open_stored(open_scope(connection, vault, scope_id).seal, row)
+    try:
+        stored = open_stored(open_scope(connection, vault, scope_id).seal, row)
+    except Tampered:
+        raise DamagedMemory from None
     said = stored.message
     return Memory(
         memory_id,
@@ -369,6 +367,18 @@ def read_turn(
         valid_from=row.created_at,
         quoted=said.quoted,
     )
+
+
+def damaged_turn(connection: Connection, memory_id: str) -> Memory:
+    """What is known of a message that does not open. Whose it was is not, so it has nobody's trust."""
+    if (turn := parse_turn(memory_id)) is None:
+        raise UnknownMemory
+    conversation_id, seq = turn
+    row = fast_sql.first(connection, _SAID, {"conversation": conversation_id, "seq": seq})
+    return Memory(
+        memory_id, 1, "turn", conversation_scope(conversation_id), "", "", "unknown",
+        source=Source(conversation_id, seq), valid_from=row.created_at,
+    )  # fmt: skip
 
 
 _SAID = select(messages).where(

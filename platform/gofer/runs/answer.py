@@ -409,12 +409,13 @@ class Answerer:
         claim = run.claim
         database, vault = self.database, self.vault
         memory = self.settings.memory_v1
+        memories = self._memories(claim)
         files = FilesIn(database, vault, claim, shell.write if shell is not None else None)
         return Ports(
             journal=StoreJournal(database, vault, claim, memory=memory, redact=self.redactor.redact),
             inbox=StoreInbox(database, vault, admitter=self.admitter, run=run, files=files),
-            history=StoreHistory(database, vault, claim, memory=memory),
-            memories=self._memories(claim) if memory else None,
+            history=StoreHistory(database, vault, claim, memory=memory, tell_damaged=memories.tell_damaged),
+            memories=memories if memory else None,
             questions=StoreQuestions(database, vault, claim),
             ledger=StoreLedger(
                 database=database, claim=claim, timezone=self.settings.timezone, goal_id=goal_id

@@ -24,7 +24,7 @@ from gofer.memory import changes, records
 from gofer.memory.audience import audience, new_scope
 from gofer.memory.notes import CHARACTERS_PER_TOKEN, EVENT, keep_note
 from gofer.memory.recall import Recall
-from gofer.memory.records import DAMAGED_NOTES, Covered, Memory, NewMemory, Source
+from gofer.memory.records import Covered, Memory, NewMemory, Source
 from gofer.memory.scopes import conversation_scope, open_scope
 from gofer.store.database import Database
 from gofer.store.events import open_words
@@ -33,7 +33,7 @@ from gofer.store.ids import new_id
 from gofer.store.messages import open_stored
 from gofer.store.tables import ASIDE, events, memories, messages, participants
 from gofer.vault.envelope import DataKey, Vault
-from gofer.vault.errors import VaultError
+from gofer.vault.errors import Tampered, VaultError
 
 _PAGE = 100
 _NUMBER = re.compile(r"#?([0-9]{1,18})")
@@ -81,11 +81,15 @@ class StoreMemories:
 
     async def rules(self) -> KnownRules:
         found, damaged = await self._database.read(_known_rules, vault=self._vault, claim=self._claim)
-        if damaged:
-            scope_id = conversation_scope(self._conversation)
-            self._recall.tell({scope_id: DAMAGED_NOTES.format(count=damaged)})
-            await self._tell_degraded([scope_id])
+        await self.tell_damaged(damaged)
         return found
+
+    async def tell_damaged(self, ids: Sequence[str]) -> None:
+        """Tell that memories of this conversation were changed or damaged, and mark the run."""
+        if ids:
+            scope_id = conversation_scope(self._conversation)
+            self._recall.tell_damaged(scope_id, ids)
+            await self._tell_degraded([scope_id])
 
     async def get(self, memory_id: str, *, narrowed: bool = False) -> Recollection:
         if (number := _NUMBER.fullmatch(memory_id)) is not None:
@@ -261,23 +265,19 @@ def _neighbours(
         found = [_near_turns(connection, turn, count, before=before) for before in (True, False)]
     else:
         found = [_near_results(connection, memory_id, count, before=before) for before in (True, False)]
-    before, after = (
-        [
-            _resolved(connection, vault, each, (conversation_scope(conversation_id),))
-            for each in ids
-            if _is_live(connection, vault, each, conversation_id)
-        ]
-        for ids in found
-    )
+    before, after = (_readable(connection, vault, ids, conversation_id) for ids in found)
     return before, after
 
 
-def _is_live(connection: Connection, vault: Vault, memory_id: str, conversation_id: str) -> bool:
-    try:
-        records.resolve(connection, vault, memory_id, scopes=(conversation_scope(conversation_id),))
-    except NotFound:
-        return False
-    return True
+def _readable(
+    connection: Connection, vault: Vault, ids: Iterable[str], conversation_id: str
+) -> list[Recollection]:
+    """Those of some memories that are there and can be read."""
+    found = []
+    for memory_id in ids:
+        with suppress(NotFound, Tampered):
+            found.append(_resolved(connection, vault, memory_id, (conversation_scope(conversation_id),)))
+    return found
 
 
 def _near_turns(connection: Connection, turn: tuple[str, int], count: int, *, before: bool) -> list[str]:
@@ -459,8 +459,8 @@ def rules_of_run(connection: Connection, vault: Vault, claim: Claim) -> KnownRul
     return _known_rules(connection, vault, claim)[0]
 
 
-def _known_rules(connection: Connection, vault: Vault, claim: Claim) -> tuple[KnownRules, int]:
-    """The same, and how many there are that cannot be read."""
+def _known_rules(connection: Connection, vault: Vault, claim: Claim) -> tuple[KnownRules, list[str]]:
+    """The same, and the ids of those that cannot be read."""
     scope_id, epoch = conversation_scope(str(claim.conversation_id)), _epoch(connection, claim)
     rules = _rules(connection, vault, scope_id)
     live = {rule.text: rule.source.message_seq or 0 for rule in rules if _in_force(rule, epoch)}
@@ -470,7 +470,7 @@ def _known_rules(connection: Connection, vault: Vault, claim: Claim) -> tuple[Kn
             for old in records.versions(connection, vault, rule.id, scopes=(scope_id,)):
                 if old.text and old.text not in live:
                     revoked.setdefault(old.text, rule.source.message_seq or 0)
-    return KnownRules(live, revoked), sum(rule.state == records.UNREADABLE for rule in rules)
+    return KnownRules(live, revoked), [rule.id for rule in rules if rule.state == records.UNREADABLE]
 
 
 def _epoch(connection: Connection, claim: Claim) -> int:

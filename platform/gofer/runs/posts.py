@@ -28,7 +28,7 @@ from gofer.store.database import Database
 from gofer.store.encryption import conversation_key, seal, unseal
 from gofer.store.ids import new_id
 from gofer.store.locks import lock_conversation
-from gofer.store.messages import StoredMessage, open_stored
+from gofer.store.messages import StoredMessage, open_readable
 from gofer.store.tables import Trust, agents, bindings, jobs, messages
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
@@ -197,5 +197,7 @@ def _answered(connection: Connection, vault: Vault, conversation_id: str, to: in
         .order_by(messages.c.seq.desc())
         .limit(1)
     )
-    row = connection.execute(query).first()
-    return None if row is None else open_stored(conversation_key(connection, vault, conversation_id), row)
+    found = open_readable(
+        conversation_key(connection, vault, conversation_id), connection.execute(query).all()
+    )
+    return found[0] if found else None

@@ -31,7 +31,7 @@ from gofer.integration import Attachment
 from gofer.jobs.queue import Claim
 from gofer.jobs.reply_planner import SAID, agent_author
 from gofer.jobs.worker import Run
-from gofer.memory.records import forgotten_turns
+from gofer.memory.records import forgotten_turns, turn_id
 from gofer.runs.memories import filled_in, keep_event, rules_of_run
 from gofer.store import events, fast_sql, row_macs, tables
 from gofer.store.blobs import put_blob, read_blob
@@ -41,6 +41,7 @@ from gofer.store.encryption import conversation_key, seal, unseal
 from gofer.store.messages import StoredMessage, open_content
 from gofer.store.tables import ASIDE, SCHEDULE, messages, participants, questions, replies
 from gofer.vault.envelope import DataKey, Vault
+from gofer.vault.errors import Tampered
 
 CHECKPOINT = "context.checkpoint"
 SHRINKING = ("context.cleared", CHECKPOINT)
@@ -318,19 +319,31 @@ def _pictures(attachments: Iterable[Attachment]) -> tuple[Picture, ...]:
 class StoreHistory:
     """The `History` of a participant, within its epoch."""
 
-    def __init__(self, database: Database, vault: Vault, claim: Claim, *, memory: bool = True) -> None:
+    def __init__(
+        self,
+        database: Database,
+        vault: Vault,
+        claim: Claim,
+        *,
+        memory: bool = True,
+        tell_damaged: Callable[[Sequence[str]], Awaitable[None]] | None = None,
+    ) -> None:
         self._database = database
         self._vault = vault
         self._claim = claim
         self._memory = memory
+        self._tell_damaged = tell_damaged
 
     async def summary(self) -> Summary | None:
         return await self._database.read(_summary, vault=self._vault, claim=self._claim, memory=self._memory)
 
     async def between(self, after: int, to: int, *, newest: int) -> Sequence[ConversationMessage]:
-        return await self._database.read(
+        found, damaged = await self._database.read(
             _between, vault=self._vault, claim=self._claim, after=after, to=to, newest=newest
         )
+        if damaged and self._tell_damaged is not None:
+            await self._tell_damaged(damaged)
+        return found
 
     async def answer(self, number: int) -> str | None:
         return await self._database.read(_own_answer, vault=self._vault, claim=self._claim, number=number)
@@ -363,16 +376,23 @@ def _summary(connection: Connection, vault: Vault, claim: Claim, memory: bool) -
 
 def _between(
     connection: Connection, vault: Vault, claim: Claim, after: int, to: int, newest: int
-) -> list[ConversationMessage]:
-    """The messages up to `to`, and then the agent's own replies to them, which have later numbers."""
+) -> tuple[list[ConversationMessage], list[str]]:
+    """The messages up to `to`, and then the agent's own replies to them, which have later numbers; and the ids of those
+    that do not open, without which a run goes on."""
     own = agent_author(claim.agent_id or "")
     place = {"here": claim.conversation_id, "own": own, "participant": claim.participant_id}
     found = fast_sql.fetch(connection, _HISTORY, {**place, "after": after, "upto": to, "newest": newest})
     key = conversation_key(connection, vault, _of(claim))
     forgotten = forgotten_turns(connection, _of(claim))
-    return [
-        _open_message(connection, key, row, own, to) for row in reversed(found) if row.seq not in forgotten
-    ]
+    said, damaged = [], []
+    for row in reversed(found):
+        if row.seq in forgotten:
+            continue
+        try:
+            said.append(_open_message(connection, key, row, own, to))
+        except Tampered:
+            damaged.append(turn_id(_of(claim), row.seq))
+    return said, damaged
 
 
 _SAID = messages.c

@@ -16,7 +16,7 @@ from gofer.memory.records import in_force
 from gofer.memory.scopes import conversation_scope
 from gofer.sanitize import clean, display_name
 from gofer.store.encryption import conversation_key
-from gofer.store.messages import StoredMessage, open_stored
+from gofer.store.messages import StoredMessage, open_readable
 from gofer.store.tables import ASIDE, Trust, conversations, jobs, messages, runtimes
 from gofer.vault.envelope import Vault
 
@@ -111,7 +111,7 @@ def read_order(connection: Connection, vault: Vault, hop: Any) -> tuple[str, str
         .where(said, messages.c.seq > after - EARLIER, messages.c.seq <= hop.covers_to)
         .order_by(messages.c.seq)
     ).all()
-    opened = [open_stored(key, row) for row in rows if row.sealed is not None]
+    opened = open_readable(key, (row for row in rows if row.sealed is not None))
     own = f"agent:{hop.agent_id}"
     told = [each for each in opened if each.seq > after and each.message.author.id != own]
     kind = connection.execute(select(runtimes.c.kind).where(runtimes.c.id == hop.runtime_id)).scalar()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from gofer.store import fast_sql
 from gofer.store.encryption import seal, unseal
 from gofer.store.tables import Trust, bindings
 from gofer.vault.envelope import DataKey
+from gofer.vault.errors import Tampered
 
 _STORED = {
     "stable_id": "lasting",
@@ -22,6 +25,8 @@ _STORED = {
 }
 """Names of fields in sealed content that differ from their names here: stored names never change."""
 _NAMES = {_STORED.get(field.name, field.name): field.name for field in dataclasses.fields(Incoming)}
+DAMAGED = "(This message was changed or damaged where it is stored, so nobody can read it.)"
+"""What people read in the place of such a message."""
 _TRUST = "trust"
 _CAME_BY = "came_by"
 
@@ -50,6 +55,14 @@ def open_message(key: DataKey, conversation_id: str, seq: int, sealed: bytes) ->
     return _message(unseal(key, sealed, "message", conversation_id, seq))
 
 
+def open_for_people(key: DataKey, row: Any) -> Incoming:
+    """A message's row, opened; one that was changed or damaged says so in the place of its words."""
+    try:
+        return open_message(key, row.conversation_id, row.seq, row.sealed)
+    except Tampered:
+        return Incoming("", Author(row.author), DAMAGED, row.addressed)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
     """A message with its number, its author's trust and the connection it came by."""
@@ -69,6 +82,15 @@ def open_stored(key: DataKey, row: Any) -> StoredMessage:
     value = open_content(key, row)
     trust = Trust(value.get(_TRUST, Trust.UNKNOWN))
     return StoredMessage(row.seq, _message(value), trust, value.get(_CAME_BY, row.connection_id))
+
+
+def open_readable(key: DataKey, rows: Iterable[Any]) -> list[StoredMessage]:
+    """Those of some messages that open: the others were changed or damaged."""
+    found = []
+    for row in rows:
+        with contextlib.suppress(Tampered):
+            found.append(open_stored(key, row))
+    return found
 
 
 def open_content(key: DataKey, row: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 from gofer.app import Platform
 from gofer.goals.requests import GOAL_MESSAGE
 from gofer.store.encryption import data_key
-from gofer.store.messages import open_message
+from gofer.store.messages import open_readable
 from gofer.store.tables import conversations, messages
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
@@ -64,7 +64,7 @@ def _title(
 ) -> str:
     """The first words, read from the sealed message each time: they are stored nowhere else."""
     query = (
-        select(messages.c.seq, messages.c.sealed)
+        select(messages)
         .where(messages.c.conversation_id == conversation_id, messages.c.event.in_(("message", GOAL_MESSAGE)))
         .order_by(messages.c.seq)
         .limit(1)
@@ -72,8 +72,10 @@ def _title(
     row = connection.execute(query).first()
     if row is None or row.sealed is None:
         return UNTITLED
-    key = data_key(vault, conversation_id, wrapped)
-    message = open_message(key, conversation_id, row.seq, row.sealed)
+    first = open_readable(data_key(vault, conversation_id, wrapped), [row])
+    if not first:
+        return UNTITLED
+    message = first[0].message
     # Masked before it is cut: half a secret would not be known for one.
     said = redactor.redact(message.text)
     words = " ".join(said.split()) or ", ".join(file.name for file in message.attachments)

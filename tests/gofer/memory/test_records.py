@@ -12,6 +12,7 @@ from sqlalchemy import Connection, delete, select, update
 from gofer.errors import Conflict, Malformed, NotFound
 from gofer.memory import changes, records
 from gofer.memory.records import (
+    DamagedMemory,
     ForgottenMemory,
     NewMemory,
     PurgedMemory,
@@ -33,7 +34,7 @@ from gofer.purge import purge_conversation
 from gofer.secrets.rotation import rotate
 from gofer.secrets.secret_store import PLATFORM, list_secrets
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.store.tables import memories, secrets
+from gofer.store.tables import memories, messages, secrets
 from gofer.vault.envelope import key_id
 from gofer.vault.errors import Tampered
 from support.world import World
@@ -157,6 +158,25 @@ async def test_a_message_can_be_forgotten_and_restored(world: World) -> None:
         (1, "live", words), (2, "forgotten", ""), (3, "live", words),
     ]  # fmt: skip
     assert [each.valid_to is None for each in found] == [False, False, True]
+
+
+async def test_a_damaged_message_can_be_forgotten_and_a_backup_brings_it_back(world: World) -> None:
+    taken = await world.say("a slip of the tongue")
+    turn, here = turn_id(str(taken.conversation_id), 1), conversation_scope(str(taken.conversation_id))
+    sealed = (await world.rows(select(messages.c.sealed)))[0][0]
+    await world.run(lambda c: c.execute(update(messages).values(sealed=b"\x02nonsense")))
+    with pytest.raises(DamagedMemory):
+        await told(world, turn, here)
+    (shown,) = await verb(world, records.versions, turn, here)
+    assert (shown.state, shown.text, "gofer restore FILE" in shown.gist) == ("unreadable", "", True)
+    assert shown.valid_from > 0
+    assert await verb(world, changes.forget, turn, here) == 2
+    assert await verb(world, changes.forget, turn, here) == 2
+    assert [each.state for each in await verb(world, records.versions, turn, here)][-1] == "forgotten"
+    with pytest.raises(DamagedMemory):
+        await verb(world, changes.restore, turn, here)
+    await world.run(lambda c: c.execute(update(messages).values(sealed=sealed)))
+    assert (await verb(world, changes.restore, turn, here)).text == "a slip of the tongue"
 
 
 async def test_merging_ends_what_it_takes_the_place_of(world: World) -> None:

@@ -17,7 +17,7 @@ from gofer.jobs.kinds import ANSWER
 from gofer.store import events as log
 from gofer.store.encryption import conversation_key, unseal
 from gofer.store.events import Cursor
-from gofer.store.messages import open_message
+from gofer.store.messages import open_for_people
 from gofer.store.tables import (
     LIVE,
     SCHEDULE,
@@ -206,7 +206,7 @@ class Reader:
         return [self._message(row) for row in reversed(self._connection.execute(query).all())]
 
     def _message(self, row: Any) -> dict[str, Any]:
-        message = open_message(self._key, self._conversation_id, row.seq, row.sealed)
+        message = open_for_people(self._key, row)
         return {
             "id": f"said-{row.seq}",
             "kind": "said",

@@ -13,7 +13,7 @@ from gofer.errors import NotFound
 from gofer.integration import Incoming
 from gofer.jobs.kinds import ANSWER
 from gofer.store.encryption import conversation_key
-from gofer.store.messages import open_message
+from gofer.store.messages import open_for_people
 from gofer.store.tables import bindings, blobs, messages, spends
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
@@ -117,11 +117,11 @@ async def whole(request: Request) -> Response:
 
 
 def _read_whole(connection: Connection, vault: Vault, id: str, seq: int) -> str:
-    query = select(messages.c.sealed).where(messages.c.conversation_id == id, messages.c.seq == seq)
-    sealed = connection.execute(query).scalar()
-    if sealed is None:
+    query = select(messages).where(messages.c.conversation_id == id, messages.c.seq == seq)
+    row = connection.execute(query).first()
+    if row is None or row.sealed is None:
         raise NotFound("There is no such message. It may have been purged.")
-    return open_message(conversation_key(connection, vault, id), id, seq, sealed).text
+    return open_for_people(conversation_key(connection, vault, id), row).text
 
 
 @page("owner")

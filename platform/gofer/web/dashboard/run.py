@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -17,6 +18,7 @@ from gofer.store.encryption import conversation_key
 from gofer.store.messages import open_message
 from gofer.store.tables import FINAL, conversations, deliveries, events, messages
 from gofer.vault.envelope import Vault
+from gofer.vault.errors import Tampered
 from gofer.web.auth import Visitor, record_reading, visitor_of
 from gofer.web.dashboard.endpoints import page, query_number
 from gofer.web.dashboard.render import platform_of, render, render_words
@@ -109,8 +111,9 @@ def _trigger(connection: Connection, vault: Vault, job: dict[str, Any]) -> dict[
         sealed = found.pop("sealed")
         if sealed is not None:
             key = conversation_key(connection, vault, job["conversation_id"])
-            said = open_message(key, job["conversation_id"], found["seq"], sealed)
-            found["author"] = said.author.name or found["author"]
+            with contextlib.suppress(Tampered):
+                said = open_message(key, job["conversation_id"], found["seq"], sealed)
+                found["author"] = said.author.name or found["author"]
         return found
     return None
 

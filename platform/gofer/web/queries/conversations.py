@@ -14,7 +14,7 @@ from gofer.memory import changes, records
 from gofer.memory.scopes import conversation_scope
 from gofer.purge import Purged, purge_conversation, remove_shell_files
 from gofer.store.encryption import conversation_key, unseal
-from gofer.store.messages import open_message
+from gofer.store.messages import open_for_people
 from gofer.store.tables import (
     ReplyState,
     bindings,
@@ -177,8 +177,8 @@ def read_messages(
     limit: int,
     after: int | None = None,
 ) -> list[tuple[Any, Incoming | None]]:
-    """A conversation's messages with their content, which is None when purged; the newest first, or those after a
-    number in their order."""
+    """A conversation's messages with their content, which is None when purged and says so when damaged; the newest
+    first, or those after a number in their order."""
     purged = conversation["purged_at"] is not None
     key = None if purged else conversation_key(connection, vault, conversation["id"])
     query = select(messages).where(messages.c.conversation_id == conversation["id"])
@@ -188,15 +188,7 @@ def read_messages(
     if after is not None:
         query, order = query.where(messages.c.seq > after), messages.c.seq.asc()
     found = connection.execute(query.order_by(order).limit(limit)).all()
-    return [
-        (
-            row,
-            None
-            if key is None or row.sealed is None
-            else open_message(key, row.conversation_id, row.seq, row.sealed),
-        )
-        for row in found
-    ]
+    return [(row, None if key is None or row.sealed is None else open_for_people(key, row)) for row in found]
 
 
 def read_notes(

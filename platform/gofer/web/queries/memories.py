@@ -17,7 +17,7 @@ from gofer.identity import WEB_CHAT, known_principal
 from gofer.memory import notes, records
 from gofer.memory.audience import OWNERS_WORD
 from gofer.memory.notes import OFF, MemoryOff
-from gofer.memory.recall import ALL, advice, indexed_scopes, lost_keys, reindex
+from gofer.memory.recall import ALL, EXAMINED_AT_START, advice, indexed_scopes, lost_keys, reindex
 from gofer.memory.records import FORGOTTEN, LIVE, SUPERSEDED, UNREADABLE, Memory, Source, UnknownMemory
 from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, ScopeKeyLost, conversation_scope, split_scope
 from gofer.memory.transfer import (
@@ -506,5 +506,5 @@ async def begin_reindex(platform: Platform, visitor: Visitor, scope_id: str) -> 
     for each in [scope for scope in scopes if scope not in lost]:
         await platform.database.write(reindex, scope_id=each)
         platform.recall.degraded.pop(each, None)
-    degraded = await platform.recall.examine()
+    degraded = await platform.recall.examine(EXAMINED_AT_START)
     return {"scopes": len(scopes) - len(lost), "degraded": sorted(degraded.keys() & {*scopes})}
