@@ -26,6 +26,10 @@ SLOW_FORM = (
     b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 900\r\n"
     b"Content-Type: application/x-www-form-urlencoded\r\n\r\nname="
 )
+UPGRADE = (
+    b"GET /gateway HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
 
 
 USER = 29999
@@ -137,7 +141,11 @@ def fresh(process: Process, path: str, **headers: str) -> httpx2.Response:
         pytest.param([f"127.0.{n % 2}.{n // 2 + 2}" for n in range(400)], id="of many addresses"),
     ],
 )
-@pytest.mark.parametrize("opening", [SLOW_FORM, b"GET / HTTP/1.1\r\nHo", b""], ids=["form", "head", "none"])
+@pytest.mark.parametrize(
+    "opening",
+    [SLOW_FORM, b"GET / HTTP/1.1\r\nHo", b"", UPGRADE],
+    ids=["form", "head", "none", "a WebSocket that does not say who it is"],
+)
 def test_slow_clients_leave_room_for_everybody(
     process: Process, addresses: list[str], opening: bytes
 ) -> None:
@@ -194,6 +202,20 @@ def test_a_form_that_dribbles_is_given_up(house: House, monkeypatch: pytest.Monk
             ):  # what is written too late may have it dropped unread
                 answer = asyncio.run(_dribbled(port, head))
         assert answer.startswith(b"HTTP/1.1 408 "), (path, answer[:200])
+
+
+def test_a_form_with_too_much_in_it_is_refused(house: House) -> None:
+    """Before it is read, when it says that it is too large; a form has few fields and no files unless it asks."""
+    browser = house.browser().client
+    urlencoded = {"content-type": "application/x-www-form-urlencoded"}
+    large = browser.post("/login", content=b"name=" + b"x" * 100_000, headers=urlencoded)
+    assert large.status_code == 413
+    boundary = {"content-type": "multipart/form-data; boundary=b"}
+    part = b'--b\r\ncontent-disposition: form-data; name="f%d"%s\r\n\r\nx\r\n'
+    fields = b"".join(part % (number, b"") for number in range(100)) + b"--b--\r\n"
+    file = part % (1, b'; filename="a"') + b"--b--\r\n"
+    for body in (fields, file):
+        assert browser.post("/login", content=body, headers=boundary).status_code == 400, body[:60]
 
 
 async def _dribbled(port: int, head: bytes) -> bytes:

@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from gofer.errors import Forbidden, NotFound, StoreError, TooBusy
 from gofer.web.auth import NotSignedIn, guard
-from gofer.web.body import LAST_WORDS, MESSAGE_LIMIT, SEND_AT_ONCE
+from gofer.web.body import CONNECTION, LAST_WORDS, MESSAGE_LIMIT, SEND_AT_ONCE
 
 log = structlog.get_logger()
 
@@ -104,6 +104,12 @@ class ClientSocket:
         self._allowance = allowance or Allowance()
         self._sending = asyncio.Lock()
         self._waiting, self._unread = 0, False
+
+    def is_known(self) -> None:
+        """The client has said who it is: from here on it is not closed to make room for others."""
+        connection = self.websocket.scope.get(CONNECTION)
+        if connection is not None:
+            connection.is_known()
 
     def limit_messages(self, size: int) -> None:
         """Bound the size of each further message; a larger one closes the socket with 1009."""

@@ -273,12 +273,13 @@ class Strict(HttpToolsProtocol):
         self.transport.abort()
 
     def handle_websocket_upgrade(self) -> None:
-        """From here on the WebSocket's own protocol hears of the connection, and of its end."""
-        self._limit.wait_no_more(self)
+        """From here on the WebSocket's own protocol hears of the connection, and of its end. Until whoever opened it
+        is known, it is closed when others need the room."""
+        self._limit.wait_for(self)
         super().handle_websocket_upgrade()
         taken_over = self.transport.get_protocol()
         assert isinstance(taken_over, WebSocket)
-        taken_over.ended = partial(self._limit.leave, self)
+        taken_over.entered_by(self, partial(self._limit.leave, self))
 
     def _upgrade(self) -> None:
         if self._should_upgrade():
@@ -362,6 +363,13 @@ class WebSocket(WebSocketsSansIOProtocol):
     ended: Callable[[], None] | None = None
     last_words: Callable[[], str] | None = None
     _cut: asyncio.TimerHandle | None = None
+
+    def entered_by(self, connection: Strict, ended: Callable[[], None]) -> None:
+        """Take over a connection. The app sees it in the scope, and runs a moment later."""
+        self.ended = ended
+        scope = getattr(self, "scope", None)  # none for a handshake that was refused
+        if scope is not None:
+            scope[CONNECTION] = connection
 
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)

@@ -83,7 +83,7 @@ class Guard:
         except GoferError as error:
             # The database is away: nobody can be told from anybody.
             return error_response(error)
-        if scope["type"] == "http" and (full := _no_room(scope, caller)) is not None:
+        if (full := _no_room(scope, caller)) is not None:
             return full
         return self._foreign_socket(scope, headers, caller)
 

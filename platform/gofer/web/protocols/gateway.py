@@ -138,6 +138,7 @@ class GatewayDoor:
             await websocket.send_denial_response(problem(503, str(error), code=error.code, retry_after=5))
             return
         if greeted is not None:
+            socket.is_known()
             await self._serve(greeted)
 
     @contextlib.contextmanager
