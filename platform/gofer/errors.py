@@ -28,6 +28,9 @@ class GoferError(Exception):
     """Something went wrong."""
 
     code = "error"
+    repeats_others = False
+    """Whether its text repeats what came from outside and strangers may have written. A run that reads it is then
+    narrowed."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or " ".join((self.__doc__ or "").split()))

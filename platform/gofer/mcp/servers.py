@@ -19,7 +19,7 @@ from gofer.client.mcp_server import load_library
 from gofer.errors import ConfigError, GoferError, NotFound, Permanent, Temporary
 from gofer.mcp.settings import McpServerSettings, RunServers
 from gofer.mcp.tools import ServerTool, ToolList, as_tool, fits_prompt, look_at, search_tools
-from gofer.mcp.transport import EgressTo, SandboxedProgram, cleaned, http_client, in_our_words
+from gofer.mcp.transport import EgressTo, SandboxedProgram, cleaned, http_client, in_our_words, repeating
 from gofer.tool import Tier, Tool, ToolContext
 from gofer_sandbox import Provider
 from gofer_sandbox.network import Egress
@@ -166,9 +166,11 @@ class McpConnection:
                     raise refusal from None
             elif error.code in _UNKNOWN_TOOL:
                 self.notes.forget()
-            raise Permanent(f"{self._name}: {error.message[:500]}." + (unknown if lost else "")) from None
+            told = f"{self._name}: {error.message[:500]}." + (unknown if lost else "")
+            raise repeating(Permanent(told)) from None
         except (RuntimeError, ValueError, OSError) as error:
-            raise Permanent(f"{self._name}: {type(error).__name__}: {str(error)[:500]}{unknown}") from None
+            told = f"{self._name}: {type(error).__name__}: {str(error)[:500]}{unknown}"
+            raise repeating(Permanent(told)) from None
         finally:
             if not calling.done():
                 calling.cancel()
@@ -332,7 +334,8 @@ class McpServers:
             except Exception as error:
                 if not program.problem:
                     raise
-                raise Temporary(f"{name}: {program.problem}", reason="mcp.unavailable") from error
+                told = Temporary(f"{name}: {program.problem}", reason="mcp.unavailable")
+                raise repeating(told) from error
             return
         if settings.oauth and self.authorisation is None:
             raise ConfigError("There is no way to authorise here.")

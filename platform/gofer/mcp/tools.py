@@ -15,6 +15,7 @@ from pydantic import Field, RootModel, model_validator
 
 from gofer.agent.tools.registry import CALL_TOOL
 from gofer.agent.transcript import plain
+from gofer.errors import GoferError
 from gofer.mcp.settings import McpServerSettings
 from gofer.tool import Arguments, Image, Tier, Tool, ToolContext, ToolResult
 
@@ -218,7 +219,11 @@ def as_tool(
     says. A remark of ours stands below what the server answered."""
 
     async def run(given: McpArguments, context: ToolContext) -> ToolResult:
-        answered = await call(tool.name, given.root, context)
+        try:
+            answered = await call(tool.name, given.root, context)
+        except GoferError as error:
+            error.repeats_others = error.repeats_others and not settings.trusted
+            raise
         result = read_result(tool.server, answered, trusted=settings.trusted)
         told = await remark()
         return replace(result, content=f"{result.content}\n{told}") if told else result

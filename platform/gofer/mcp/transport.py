@@ -10,7 +10,7 @@ import os
 import shlex
 import stat
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -35,6 +35,7 @@ EgressTo = Callable[[Sequence[str]], Egress]
 """The network of a sandbox, as far as hosts are named."""
 FOREVER = 30 * 86400.0
 STREAM_BUFFER = 16
+E = TypeVar("E", bound=GoferError)
 
 
 def in_our_words(name: str, error: BaseException) -> GoferError:
@@ -44,7 +45,14 @@ def in_our_words(name: str, error: BaseException) -> GoferError:
     if isinstance(error, GoferError):
         return error
     words = " ".join(str(error).split())[:300]
-    return Temporary(f"{name}: {words or type(error).__name__}", reason="mcp.unavailable")
+    told = Temporary(f"{name}: {words or type(error).__name__}", reason="mcp.unavailable")
+    return repeating(told) if words else told
+
+
+def repeating(error: E) -> E:
+    """The error, marked: it repeats words of the server."""
+    error.repeats_others = True
+    return error
 
 
 class OnlyThere(httpx2.AsyncBaseTransport):
@@ -273,7 +281,8 @@ async def _read_messages(fd: int, to: Any, running: asyncio.Task[Any]) -> None:
             raise Permanent("The server says more than can be taken in.")
     result = None if running.cancelled() else running.result()
     words = result.output[-500:] if result is not None else ""
-    raise Temporary(f"The server ended. {words}".strip())
+    ended = Temporary(f"The server ended. {words}".strip())
+    raise repeating(ended) if words else ended
 
 
 async def _read_some(fd: int, running: asyncio.Task[Any]) -> bytes:

@@ -20,7 +20,7 @@ import httpx2
 from pydantic import Field
 
 from gofer.agent.transcript import plain
-from gofer.errors import Malformed, Permanent, Temporary
+from gofer.errors import GoferError, Malformed, Permanent, Temporary
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer_sandbox.network.addresses import refused
 
@@ -62,13 +62,18 @@ class Fetcher:
         url = arguments.url
         async with httpx2.AsyncClient(timeout=TIMEOUT, trust_env=False, follow_redirects=False) as client:
             for _ in range(MAX_REDIRECTS + 1):
-                target = _checked_url(url, context)
-                async with self._open(client, target, await self._address(target)) as response:
-                    if response.is_redirect:
-                        url = urljoin(str(target), response.headers.get("location", ""))
-                        continue
-                    body = await _body(response)
-                    return await asyncio.to_thread(_result, str(target), response, body, arguments.raw)
+                try:
+                    target = _checked_url(url, context)
+                    async with self._open(client, target, await self._address(target)) as response:
+                        if response.is_redirect:
+                            url = urljoin(str(target), response.headers.get("location", ""))
+                            continue
+                        body = await _body(response)
+                        return await asyncio.to_thread(_result, str(target), response, body, arguments.raw)
+                except GoferError as error:
+                    # It names an address to which a stranger leads, and an address can say anything.
+                    error.repeats_others = url != arguments.url
+                    raise
         raise Permanent(f"{arguments.url} redirects more than {MAX_REDIRECTS} times.")
 
     async def _address(self, url: httpx2.URL) -> Address:
@@ -153,12 +158,13 @@ async def _body(response: httpx2.Response) -> bytes:
 
 def _result(url: str, response: httpx2.Response, body: bytes, raw: bool) -> ToolResult:
     kind = response.headers.get("content-type", "").lower()
+    why_not = ""
     if kind and not kind.startswith(_TEXT):
-        return ToolResult(f"{url} is {plain(kind)[:80]}, not text ({len(body)} bytes).", is_error=True)
-    if (packed := response.headers.get("content-encoding", "identity").lower()) != "identity":
-        return ToolResult(
-            f"{url} came as {plain(packed)[:80]}, although plain text was asked for.", is_error=True
-        )
+        why_not = f"{url} is {plain(kind)[:80]}, not text ({len(body)} bytes)."
+    elif (packed := response.headers.get("content-encoding", "identity").lower()) != "identity":
+        why_not = f"{url} came as {plain(packed)[:80]}, although plain text was asked for."
+    if why_not:
+        return ToolResult(why_not, is_error=True, untrusted=True)
     text = body.decode(_charset(kind), "replace")
     if "html" in kind and not raw:
         text = page_text(text)

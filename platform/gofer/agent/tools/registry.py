@@ -31,7 +31,7 @@ from gofer.agent.tools.bash import (
     fit,
     wait_or_cancel,
 )
-from gofer.agent.transcript import OUTCOME_UNKNOWN
+from gofer.agent.transcript import OUTCOME_UNKNOWN, plain
 from gofer.errors import ConfigError, Fenced, GoferError, Temporary
 from gofer.tool import Blobs, Shell, Tier, Tool, ToolContext, ToolResult
 from gofer.validation import field_errors
@@ -371,12 +371,18 @@ async def _guarded(tool: Tool[Any], arguments: BaseModel, context: ToolContext, 
     except OSError as error:
         return Ran(ToolResult(_os_error(error), is_error=True), "error")
     except Temporary as error:
-        return Ran(ToolResult(str(error), is_error=True), "error", error.retry_after)
+        return Ran(_told(error), "error", error.retry_after)
     except GoferError as error:
-        return Ran(ToolResult(str(error), is_error=True), "error")
+        return Ran(_told(error), "error")
     except Exception as error:  # noqa: BLE001 - a tool may raise anything; the run must not end for it
         return Ran(ToolResult(f"{tool.name} failed: {type(error).__name__}: {error}", is_error=True), "error")
     return Ran(result, "error" if result.is_error else "ok")
+
+
+def _told(error: GoferError) -> ToolResult:
+    if not error.repeats_others:
+        return ToolResult(str(error), is_error=True)
+    return ToolResult(f"It failed:\n<quoted>\n{plain(str(error))}\n</quoted>", is_error=True, untrusted=True)
 
 
 async def _contained(tool: Tool[Any], arguments: BaseModel, context: ToolContext) -> ToolResult:
