@@ -370,7 +370,8 @@ def send_file_tool(account: ConnectionContext, conversation: str) -> Tool[SendFi
             files.append((clean_name(PurePosixPath(path).name), content))
         if sum(len(content) for _, content in files) > UPLOAD_LIMIT:
             return ToolResult("Together these are larger than 50 MB; send them one by one.", is_error=True)
-        await send_files(Client(account), conversation, files, given.caption, as_document=given.as_document)
+        caption = context.outgoing(given.caption)
+        await send_files(Client(account), conversation, files, caption, as_document=given.as_document)
         sent = ", ".join(f"{name} ({len(content)} bytes)" for name, content in files)
         return ToolResult(f"Sent {sent}.", progress=True)
 

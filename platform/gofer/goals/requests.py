@@ -151,6 +151,12 @@ def _keep_as_talk(connection: Connection, vault: Vault, conversation_id: str, re
     )
 
 
+NARROWED = (
+    "This run has read strangers' text, so it neither suggests goals nor speaks to one. A person can, with the command "
+    "for goals."
+)
+
+
 class SuggestionArguments(Arguments):
     text: str = Field(
         min_length=1, max_length=4000, description="What is wanted, as the person would say it."
@@ -179,9 +185,7 @@ class GoalTools:
     def _suggesting(self, claim: Claim, asker: StoredMessage) -> Tool[Any]:
         async def suggest(given: SuggestionArguments, context: ToolContext) -> ToolResult:
             if context.narrowed:
-                return ToolResult(
-                    "This run has read strangers' text, so it cannot suggest goals.", is_error=True
-                )
+                return ToolResult(NARROWED, is_error=True)
             verb = partial(_suggest, vault=self.vault, settings=self.settings, claim=claim, asker=asker)
             try:
                 await self.database.write(partial(verb, text=given.text))
@@ -204,13 +208,15 @@ class GoalTools:
 
     def _telling(self, claim: Claim, asker: StoredMessage, live: Sequence[tuple[str, str]]) -> Tool[Any]:
         async def tell(given: GoalWordsArguments, context: ToolContext) -> ToolResult:
+            # It would speak as the person, and a goal's tasks reach further than this run.
+            if context.narrowed:
+                return ToolResult(NARROWED, is_error=True)
             if given.goal not in dict(live):
                 return ToolResult(f"There is no goal {given.goal!r} under way here.", is_error=True)
             author = asker.message.author
             verb = partial(records.tell, vault=self.vault, goal_id=given.goal, text=given.text, by=author.id)
-            trust = "stranger" if context.narrowed else asker.trust.value
             try:
-                await self.database.write(partial(verb, name=author.name, trust=trust))
+                await self.database.write(partial(verb, name=author.name, trust=asker.trust.value))
             except GoferError as error:
                 return ToolResult(str(error), is_error=True)
             self.signals.wake(JOBS)

@@ -24,6 +24,7 @@ from gofer.jobs.queue import SERVICE, Claim, submit
 from gofer.jobs.worker import Run
 from gofer.runs.agent_files import AgentFiles, in_force
 from gofer.runs.store_adapters import StoreQuestions
+from gofer.sanitize import defuse
 from gofer.store.database import Database
 from gofer.store.encryption import conversation_key, seal, unseal
 from gofer.store.ids import new_id
@@ -169,13 +170,16 @@ class Poster:
 
     async def _draft(self, post: Post, place: Any, name: str, about: StoredMessage | None) -> Draft:
         """A program's words: the conversation keeps them with a stranger's trust, unless the file of an external agent
-        says that it is trusted."""
+        says that it is trusted; and then none of them acts as a link or a mention."""
         connected = await self.accounts.get(place.connection_id)
         known = {spec.name: spec for spec in in_force(await asyncio.to_thread(self.agents.look))}
         signature = f"**{name}**\n\n" if name and len(known) > 1 else ""
         trusted = name in known and known[name].runtime is not None and known[name].external.trusted
         choices = "".join(f"\n- {choice}" for choice in post.choices)
         text = self.redactor.redact(post.text + choices)
+        if not trusted:
+            people = (about.message.author.name,) if about is not None else ()
+            text = await asyncio.to_thread(defuse, text, here=place.ref, people=people)
         parts = tuple(await asyncio.to_thread(connected.integration.split, signature + text))
         return Draft(
             place.id,
