@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, case, delete, insert, select, update
 
 from gofer.store import audit
 from gofer.store.audit import Head
@@ -42,6 +42,28 @@ HARM: dict[str, tuple[Any, str]] = {
     "emptied": (delete(audit_entries), "its head says 5"),
     "headless": (delete(audit_heads), "head of the log is missing"),
     "another head": (update(audit_heads).values(place=3), "head of the log is not ours"),
+    "facts put in the place of an answer": (
+        update(audit_entries).where(THIRD).values(status=0, end_mac=None, data={"n": 9}),
+        "answered was changed",
+    ),
+    "reordered": (
+        update(audit_entries)
+        .where(audit_entries.c.subject.in_(["2", "3"]))
+        .values(subject=case((THIRD, "3"), else_="2")),
+        "was changed",
+    ),
+    "added before the first": (
+        insert(audit_entries).values(**WHO, data={}, at=1.0, place=-1, link=b"x"),
+        "not in the chain",
+    ),
+    "added in no place": (
+        insert(audit_entries).values(**WHO, data={}, at=1.0, place=0, link=b"x"),
+        "not in the chain",
+    ),
+    "added behind the last": (
+        insert(audit_entries).values(**WHO, data={}, at=1.0, place=6, link=b"x"),
+        "its head says 5",
+    ),
     "added": (insert(audit_entries).values(**WHO, data={}, at=1.0), "not in the chain"),
 }
 

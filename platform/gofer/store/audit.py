@@ -55,7 +55,7 @@ def append(connection: Connection, facts: Mapping[str, Any]) -> int:
     head = _locked_head(connection)
     values = {"data": {}, "status": 0, **facts, "at": now()}
     entry = connection.execute(insert(audit_entries).values(**values).returning(*audit_entries.c)).one()
-    if head is None:
+    if head is None or _is_taken(connection, head.place + 1):
         # The change is not refused for it: that it was asked for is on record, and `gofer audit verify` tells the rest.
         log.error("audit.head_refused", entry=entry.id, fix="gofer audit verify")
         return int(entry.id)
@@ -102,7 +102,7 @@ def verify(connection: Connection, seen: Head | None = None) -> Verdict:
         elif entry.link != _hashed(link, entry.place, entry):
             problems.append(f"Entry {entry.id} was changed, or the one before it was.")
         place, link = entry.place, bytes(entry.link or b"").hex()
-        answered = bool(entry.status) or entry.end_mac is not None
+        answered = bool(entry.status) or entry.end_mac is not None or bool(entry.data)
         if answered and (
             entry.link is None or entry.end_mac != _end_mac(connection, entry.link, entry.status, entry.data)
         ):
@@ -115,9 +115,8 @@ def verify(connection: Connection, seen: Head | None = None) -> Verdict:
         problems.append(f"The log ends at place {place}, and its head says {head.place}.")
     if not met and seen is not None:
         problems.append(f"The log ends at place {place}, and it was seen to reach {seen.place}.")
-    outside = (
-        connection.execute(select(audit_entries.c.id).where(audit_entries.c.place.is_(None))).scalars().all()
-    )
+    nowhere = audit_entries.c.place.is_(None) | (audit_entries.c.place < 1)
+    outside = connection.execute(select(audit_entries.c.id).where(nowhere)).scalars().all()
     if outside:
         problems.append(
             f"{len(outside)} entries are not in the chain, the first of them {min(outside)}: the release before "
@@ -146,6 +145,12 @@ def _locked_head(connection: Connection) -> Head | None:
     return _right_head(connection, connection.execute(query).one_or_none())
 
 
+def _is_taken(connection: Connection, place: int) -> bool:
+    """Whether somebody else has put an entry behind the last."""
+    query = select(audit_entries.c.id).where(audit_entries.c.place == place)
+    return connection.execute(query).first() is not None
+
+
 def _right_head(connection: Connection, row: AnyRow | None) -> Head | None:
     if row is None:
         return None
@@ -167,7 +172,7 @@ def _link(connection: Connection, entry: AnyRow, head: Head) -> Head:
     place = head.place + 1
     link = _hashed(head.link, place, entry)
     values: dict[str, Any] = {"place": place, "link": link}
-    if entry.status:
+    if entry.status or entry.data:
         values["end_mac"] = _end_mac(connection, link, entry.status, entry.data)
     connection.execute(update(audit_entries).where(audit_entries.c.id == entry.id).values(**values))
     moved = Head(place, link.hex())
