@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,13 +27,18 @@ from sqlalchemy import (
 )
 
 import gofer
+from gofer.agent.conversation import QuestionAnswer
 from gofer.alarms import note_refused
 from gofer.connections.inflow import CATCH_UP
+from gofer.devices import find_device
 from gofer.doctor import examine
 from gofer.errors import ConfigError
+from gofer.goals.records import find_goal, goals_in
 from gofer.identity import grant_role, new_code, redeem
 from gofer.intake.admit import known_role, unread
 from gofer.intake.polling import Poller
+from gofer.jobs.control import answer as give_answer
+from gofer.jobs.control import answer_to
 from gofer.jobs.cron import add_schedule, tick
 from gofer.jobs.kinds import APPROVAL
 from gofer.jobs.outcome import Done, Wait
@@ -40,7 +46,8 @@ from gofer.jobs.queue import Claim
 from gofer.mac_upgrade import start
 from gofer.runs.answer import _name_and_model
 from gofer.runs.shells import _kept
-from gofer.runtimes.records import register
+from gofer.runs.store_adapters import StoreQuestions
+from gofer.runtimes.records import find_runtime, list_runtimes, register, runtime_for
 from gofer.secrets.secret_store import PLATFORM
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -51,6 +58,7 @@ from gofer.store.tables import (
     agents,
     api_tokens,
     connections,
+    devices,
     events,
     goals,
     identities,
@@ -62,13 +70,15 @@ from gofer.store.tables import (
     principals,
     questions,
     routes,
+    runtimes,
     schedules,
     secrets,
     shells,
     sign_in_links,
     web_sessions,
 )
-from gofer.web.auth.devices import add_device
+from gofer.vault.errors import Tampered
+from gofer.web.auth.devices import add_device, by_device, new_device_token
 from gofer.web.auth.members import add_member, digest, new_link
 from gofer.web.auth.sessions import begin_session, new_token
 from gofer_standins.telegram import Telegram
@@ -315,6 +325,73 @@ async def test_routes_agents_schedules_and_shells_that_were_written_in_do_nothin
     assert await world.count(participants) == before, "nobody hears it by a route that was changed"
 
 
+async def test_goals_that_were_changed_are_neither_shown_nor_driven(world: World) -> None:
+    await filled(world)
+    (goal,) = await world.rows(select(goals))
+    assert len(await world.database.read(lambda c: goals_in(c, goal.conversation_id))) == 1
+    for changed in (
+        {"trust": "owner"},
+        {"narrowed": True},
+        {"asked_by": "mallory"},
+        {"needs_approval": True},
+    ):
+        await world.run(lambda c, changed=changed: c.execute(update(goals).values(**changed)))
+        with pytest.raises(row_macs.RowRefused):
+            await world.database.read(lambda c: find_goal(c, goal.id))
+        assert not await world.database.read(lambda c: goals_in(c, goal.conversation_id))
+        was = {name: goal._mapping[name] for name in changed}
+        await world.run(lambda c, was=was: c.execute(update(goals).values(**was)))
+    assert await world.database.read(lambda c: find_goal(c, goal.id))
+
+
+async def test_a_device_that_was_changed_is_no_device(world: World) -> None:
+    await filled(world)
+    (device,) = await world.rows(select(devices))
+    token = await world.run(lambda c: new_device_token(c, device.id))
+    look = partial(by_device, value=token, id_=device.id)
+    assert await world.database.read(look) is not None
+    await world.run(lambda c: c.execute(update(devices).values(scopes="operator.admin")))
+    assert await world.database.read(look) is None
+    assert await world.database.read(lambda c: find_device(c, device.id)) is None
+    await world.run(lambda c: c.execute(update(devices).values(scopes=device.scopes)))
+    await world.run(lambda c: c.execute(update(members).where(members.c.name == "eve").values(role="owner")))
+    assert await world.database.read(look) is None, "nor is one of a member who was raised"
+
+
+async def test_a_runtime_that_was_changed_is_given_nothing(world: World) -> None:
+    await filled(world)
+    (runtime,) = await world.rows(select(runtimes))
+    await world.run(lambda c: c.execute(update(runtimes).values(member_id="mallory")))
+    with pytest.raises(row_macs.RowRefused):
+        await world.database.read(lambda c: find_runtime(c, runtime.name))
+    assert await world.database.read(list_runtimes) == []
+    assert await world.database.read(lambda c: runtime_for(c, runtime.agent_id, runtime.kind, 15)) is None
+
+
+async def test_an_answer_counts_for_the_question_that_it_was_given_to(world: World) -> None:
+    """A Yes cannot be moved to another question, nor a question to which Yes was said to another job or matter."""
+    await filled(world)
+    (asked,) = await world.rows(select(questions))
+    await world.run(give_answer, vault=world.vault, question_id=asked.id, text="Yes", by="ann")
+    look = partial(answer_to, vault=world.vault, job_id=asked.job_id)
+    assert (await world.database.read(partial(look, call_id=asked.call_id))).text == "Yes"
+    await world.run(lambda c: c.execute(update(questions).values(call_id="release evil")))
+    assert (await world.database.read(partial(look, call_id="release evil"))).text == ""
+    claim: Any = SimpleNamespace(id=asked.job_id, conversation_id=asked.conversation_id)
+    run = StoreQuestions(world.database, world.vault, claim)
+    assert (await run.answer("release evil")) == QuestionAnswer(expired=True)
+    # The same words in another row.
+    (said,) = await world.rows(select(questions))
+    other = {**said._mapping, "id": "question_2", "call_id": "b", "answer": None, "answered_at": None}
+    await world.run(lambda c: row_macs.insert(c, questions, {**other, "mac": None}))
+    forged = {"answer": said.answer, "answered_at": 1.0}
+    await world.run(
+        lambda c: c.execute(update(questions).where(questions.c.id == "question_2").values(**forged))
+    )
+    with pytest.raises(Tampered):
+        await world.database.read(partial(look, call_id="b"))
+
+
 # Over HTTP.
 
 
@@ -462,13 +539,11 @@ def test_a_schedule_or_question_that_was_changed_is_not_acted_on(
 
 
 async def test_who_may_answer_a_question_cannot_be_rewritten(world: World) -> None:
-    from gofer.jobs.control import answer
-
     await filled(world)
     (question,) = await world.rows(select(questions))
     await world.run(lambda c: c.execute(update(questions).values(asked_of="mallory")))
     with pytest.raises(row_macs.RowRefused):
-        await world.run(answer, vault=world.vault, question_id=question.id, text="yes", by="mallory")
+        await world.run(give_answer, vault=world.vault, question_id=question.id, text="yes", by="mallory")
 
 
 # Messages: their trust is sealed into them.
