@@ -26,6 +26,7 @@ from gofer.goals.records import OVER
 from gofer.store.tables import goals, jobs, replies, tasks
 from gofer_standins import loopback
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
+from support.both_databases import on_both_by_turns
 from support.patience import Deadline, eventually, patience
 
 POINTS = [
@@ -46,10 +47,9 @@ CRASHES = [
         point,
         database,
         id=f"{database}-{point}",
-        marks=() if (database, point) in QUICK else pytest.mark.slow,
+        marks=() if (database, point) in QUICK else pytest.mark.slow if tried else pytest.mark.chaos,
     )
-    for point in POINTS
-    for database in ("sqlite", "postgresql")
+    for point, database, tried in on_both_by_turns(POINTS)
 ]
 
 

@@ -42,17 +42,29 @@ QUICK = {
     ("postgresql", "answered", "post.saying"),
     ("postgresql", "handed over", "trigger.looked:5"),
 }
+DATABASES = ("sqlite", "postgresql")
+BY_TURNS = {
+    (DATABASES[(number + place) % 2], ending, point)
+    for place, ending in enumerate(ANSWERS)
+    for number, point in enumerate(POINTS)
+}
+"""Until somebody answers, both endings are one flow: each ending dies at a point on one database, together on both."""
+OWN = {(database, ending, point) for database in DATABASES for ending in ANSWERS for point in ANSWERS[ending]}
 CRASHES = [
     pytest.param(
         ending,
         point,
         database,
         id=f"{database}-{ending}-{point}",
-        marks=() if (database, ending, point) in QUICK else pytest.mark.slow,
+        marks=()
+        if (crash := (database, ending, point)) in QUICK
+        else pytest.mark.slow
+        if crash in BY_TURNS | OWN
+        else pytest.mark.chaos,
     )
     for ending in ANSWERS
     for point in (*POINTS, *ANSWERS[ending])
-    for database in ("sqlite", "postgresql")
+    for database in DATABASES
 ]
 
 

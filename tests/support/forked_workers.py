@@ -112,13 +112,17 @@ class ImportsAlone:
 
 
 def _start_forkserver() -> None:
-    """The process that tests fork `gofer serve` from (`e2e/process.py`): it imports Gofer once for all workers."""
+    """The process that tests fork `gofer serve` from (`e2e/process.py`): it imports Gofer once for all workers, and
+    has lived as a server once."""
     from multiprocessing import forkserver
 
     from e2e.process import PRELOADED
 
-    forkserver.set_forkserver_preload([*PRELOADED, "anthropic"])
+    forkserver.set_forkserver_preload([*PRELOADED, "anthropic", "e2e.warm_up"])
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in (f"{os.getcwd()}/tests", before) if path)
     forkserver.ensure_running()
+    os.environ["PYTHONPATH"] = before
     # A worker is not its parent, and may not look whether it still runs.
     forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
 

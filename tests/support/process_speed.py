@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib.metadata
 import sys
@@ -12,9 +13,29 @@ import httpcore2
 import structlog
 import uvloop
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import CompileError
 from sqlalchemy.util import LRUCache
 
 from gofer.agent.tools import registry
+from gofer.store import fast_sql
+from gofer.store.postgres import PostgresDatabase
+
+
+class Compiled:
+    """The statements that were compiled for one kind of database."""
+
+    def __init__(self, dialect: Any) -> None:
+        self.dialect = dialect
+        self.statements: LRUCache[Any, Any] = LRUCache(2000)
+
+
+_compiled: dict[tuple[Any, ...], Compiled] = {}
+
+
+def _of_kind(dialect: Any) -> Compiled:
+    # What a compiled statement takes from its dialect besides the language: how JSON is written and read.
+    kind = (type(dialect), dialect._json_serializer, dialect._json_deserializer)
+    return _compiled.setdefault(kind, Compiled(dialect))
 
 
 @functools.cache
@@ -24,15 +45,36 @@ def share_compiled_statements() -> None:
     Every test opens a store of its own, and SQLAlchemy keeps what it compiled with the store's engine and dialect:
     a sixth of a run's time went into compiling the same few hundred statements anew.
     """
-    kept: dict[tuple[Any, ...], tuple[Any, LRUCache[Any, Any]]] = {}
 
     @event.listens_for(Engine, "engine_connect")
     def _share(connection: Connection) -> None:
-        dialect: Any = connection.dialect
-        # What a compiled statement takes from its dialect besides the language: how JSON is written and read.
-        kind = (type(dialect), dialect._json_serializer, dialect._json_deserializer)
-        connection.dialect, compiled = kept.setdefault(kind, (dialect, LRUCache[Any, Any](2000)))
-        connection.execution_options(compiled_cache=compiled)
+        own: Any = connection.dialect
+        kept = _of_kind(own)
+        if not hasattr(kept.dialect, "server_version_info"):  # it has never seen a server
+            vars(kept.dialect).update({**vars(own), "_type_memos": kept.dialect._type_memos})
+        connection.dialect = kept.dialect
+        connection.execution_options(compiled_cache=kept.statements)
+
+
+def compile_for_postgres() -> None:
+    """Compile for PostgreSQL what was compiled for SQLite, but for what only SQLite understands."""
+    dialect = PostgresDatabase("postgresql://nowhere")._engine.sync_engine.dialect
+    here = _of_kind(dialect)
+    for other in [kept for kept in _compiled.values() if kept is not here]:
+        for (_, _, columns, _, many), compiled in list(other.statements.items()):
+            with contextlib.suppress(CompileError, AttributeError):
+                compiled.statement._compile_w_cache(
+                    here.dialect,
+                    compiled_cache=here.statements,
+                    column_keys=list(columns),
+                    for_executemany=many,
+                )
+    for statement, forms in list(fast_sql._cache.items()):
+        for form in list(forms):
+            with contextlib.suppress(CompileError, AttributeError, AssertionError):
+                inserted = None if isinstance(form, str) else form[1:]
+                values = dict.fromkeys(inserted or ())
+                fast_sql._compiled(here, statement, values)  # type: ignore[arg-type]
 
 
 @functools.cache
