@@ -46,6 +46,8 @@ GROUP = "recall"
 CORPUS = Path(__file__).with_name("recall_corpus.json")
 DEPTHS = (5, 10, 50)
 SIZES = (6_000, 100_000)
+ROOMS = 100
+"""Private conversations of one person that are searched together."""
 QUERIES = 150
 _BATCH = 8192
 
@@ -210,21 +212,22 @@ class Speed:
     size: float
 
 
-async def speed_of(database: Database, folder: Path, count: int) -> Speed:
-    """Queries to a scope with this many memories, in turns with FTS5."""
+async def speed_of(database: Database, folder: Path, count: int, rooms: int = 1) -> Speed:
+    """Queries to this many memories, in one scope or in several, in turns with FTS5."""
     turns, queries = await asyncio.to_thread(long_talk, count)
-    keys, scope = BenchKeys(), f"conversation:long{count}"
+    scopes = {f"conversation:{count}-{rooms}-{number}": BenchKeys() for number in range(rooms)}
     before = await database.read(_index_size)
-    await index(database, scope, keys, turns)
+    for number, (scope, keys) in enumerate(scopes.items()):
+        await index(database, scope, keys, turns[count * number // rooms : count * (number + 1) // rooms])
     if database.dialect == "postgresql":
         await database.write(lambda connection: connection.execute(text("ANALYZE memory_posting")))
     size = (await database.read(_index_size) - before) / sum(len(turn.text.encode()) for turn in turns)
     mine: list[float] = []
     theirs: list[float] = []
-    with contextlib.closing(Fts5(folder / f"speed-{count}-{database.dialect}.db", turns)) as fts5:
+    with contextlib.closing(Fts5(folder / f"speed-{count}-{rooms}-{database.dialect}.db", turns)) as fts5:
         for query in queries:
             began = time.perf_counter()
-            await search(database, {scope: keys}, query)
+            await search(database, scopes, query)
             mine.append((time.perf_counter() - began) * 1000)
             began = time.perf_counter()
             fts5.search(query, 10)
@@ -257,6 +260,12 @@ def _recall_rows(name: str, shares: Shares, against: Shares, target: float | Non
         yield Row(GROUP, f"R@{depth}, {name}", shares[depth], "%", "FTS5", against[depth], at_least=aim)
 
 
+def _speed_rows(of: str, speed: Speed) -> Iterator[Row]:
+    for hundredths, aim in ((50, None), (95, 4.0)):
+        mine, theirs = (percentile(some, hundredths) for some in (speed.ours, speed.fts5))
+        yield Row(GROUP, f"query p{hundredths}, {of}", mine, "ms", "FTS5", theirs, at_most=aim)
+
+
 async def main(quick: bool, path: Path | None = None) -> list[Row]:
     """The figures of our own corpus, or of a file."""
     samples = load(path or CORPUS)
@@ -271,13 +280,10 @@ async def main(quick: bool, path: Path | None = None) -> list[Row]:
                 for count in SIZES[:1] if quick else SIZES:
                     speed = await speed_of(database, folder, count)
                     of = f"{count:,} memories, {name}"
-                    for hundredths in (50, 95):
-                        mine, theirs = (percentile(some, hundredths) for some in (speed.ours, speed.fts5))
-                        aim = 4.0 if hundredths == 95 else None
-                        rows.append(
-                            Row(GROUP, f"query p{hundredths}, {of}", mine, "ms", "FTS5", theirs, at_most=aim)
-                        )
+                    rows += _speed_rows(of, speed)
                     rows.append(Row(GROUP, f"index, times the text, {of}", speed.size, "×", at_most=3.0))
+                    speed = await speed_of(database, folder, count, ROOMS)
+                    rows += _speed_rows(f"{count:,} memories in {ROOMS} conversations, {name}", speed)
     return rows + (await intake_beside_indexing(quick) if path is None else [])
 
 

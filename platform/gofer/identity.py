@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, FromClause, and_, bindparam, delete, func, select, update
 
 from gofer.errors import Conflict
 from gofer.integration import Role
@@ -358,21 +358,21 @@ def remove_identity(connection: Connection, workspace_id: str, integration: str,
 
 def private_person(connection: Connection, conversation_id: str) -> str | None:
     """The id of the one Principal who reads a conversation; None when others may, or when nobody knows who it is."""
-    return private_people(connection, [conversation_id])[0]
+    last = fast_sql.first(connection, _LAST_AUTHOR, {"conversation": conversation_id})
+    if last is None:
+        return None
+    return known_member(connection, last.workspace_id, last.integration, last.author)
 
 
-def private_people(connection: Connection, conversation_ids: Sequence[str]) -> list[str | None]:
-    """`private_person` of each conversation."""
-    known: dict[tuple[str, ...], str | None] = {}
-    people: list[str | None] = []
-    for each in conversation_ids:
-        last = fast_sql.first(connection, _LAST_AUTHOR, {"conversation": each})
-        who = None if last is None else (last.workspace_id, last.integration, last.author)
-        if who is not None and who not in known:
-            found = known_principal(connection, *who)
-            known[who] = str(found.id) if found is not None and found.role in ("owner", "member") else None
-        people.append(None if who is None else known[who])
-    return people
+def known_member(connection: Connection, workspace_id: str, integration: str, subject: str) -> str | None:
+    """The id of the owner or member with this identity; None for everybody else."""
+    found = known_principal(connection, workspace_id, integration, subject)
+    return str(found.id) if found is not None and found.role in ("owner", "member") else None
+
+
+def by_a_person(said: FromClause) -> ColumnElement[bool]:
+    """Condition: somebody wrote the message, and not an agent or a schedule."""
+    return and_(said.c.event != SCHEDULE, said.c.author.not_like("agent:%"))
 
 
 _LAST_AUTHOR = (
@@ -380,7 +380,7 @@ _LAST_AUTHOR = (
     .join(conversations, conversations.c.id == messages.c.conversation_id)
     .join(connections, connections.c.id == messages.c.connection_id)
     .where(messages.c.conversation_id == bindparam("conversation"), conversations.c.private.is_(True))
-    .where(messages.c.event != SCHEDULE, messages.c.author.not_like("agent:%"))
+    .where(by_a_person(messages))
     .order_by(messages.c.seq.desc())
     .limit(1)
 )

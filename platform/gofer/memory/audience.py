@@ -13,7 +13,7 @@ from typing import Literal
 from sqlalchemy import Connection, select
 
 from gofer.errors import Forbidden, Malformed
-from gofer.identity import private_people, private_person
+from gofer.identity import by_a_person, known_member, private_person
 from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, agent_scope, conversation_scope, person_scope
 from gofer.store.tables import connections, conversations, identities, messages
 
@@ -78,28 +78,25 @@ def private_rooms(connection: Connection, principal_id: str, besides: str = "") 
     subjects = {(row.integration, row.subject) for row in connection.execute(known)}
     if not subjects:
         return []
-    theirs = (
-        select(messages.c.seq)
-        .join(connections, connections.c.id == messages.c.connection_id)
-        .where(messages.c.conversation_id == conversations.c.id)
-        .where(messages.c.author.in_({subject for _, subject in subjects}))
-        .where(connections.c.integration.in_({integration for integration, _ in subjects}))
-        .exists()
-    )
-    said_last = (
-        select(messages.c.created_at)
-        .where(messages.c.conversation_id == conversations.c.id)
-        .order_by(messages.c.seq.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
+    # Whose a private conversation is depends on the last word of a person there. So a row or two of each conversation
+    # are read, and not what everybody else has ever said.
+    said = messages.alias()
+    newest = said.c.seq.desc()
+    last = select(said).where(said.c.conversation_id == conversations.c.id).order_by(newest).limit(1)
+    of_a_person = last.where(by_a_person(said))
+    author = of_a_person.with_only_columns(said.c.author).scalar_subquery()
+    via = of_a_person.with_only_columns(said.c.connection_id).scalar_subquery()
     query = (
-        select(conversations.c.id)
+        select(conversations.c.id, conversations.c.workspace_id, author.label("author"), via.label("via"))
         .where(conversations.c.private.is_(True), conversations.c.purged_at.is_(None))
-        .where(conversations.c.id != besides, theirs)
-        .order_by(said_last.desc())
+        .where(conversations.c.id != besides, author.in_({subject for _, subject in subjects}))
+        .order_by(last.with_only_columns(said.c.created_at).scalar_subquery().desc())
         .limit(MAX_ROOMS)
     )
-    found = [str(row.id) for row in connection.execute(query)]
-    people = private_people(connection, found)
-    return [each for each, person in zip(found, people, strict=True) if person == principal_id]
+    found = connection.execute(query).all()
+    integrations = dict(connection.execute(select(connections.c.id, connections.c.integration)).all())
+    by = [(row.workspace_id, integrations.get(row.via, ""), row.author) for row in found]
+    theirs = {
+        who for who in set(by) if who[1:] in subjects and known_member(connection, *who) == principal_id
+    }
+    return [str(row.id) for row, who in zip(found, by, strict=True) if who in theirs]

@@ -16,9 +16,24 @@ import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import (
+    ARRAY,
+    JSON,
+    BigInteger,
+    Connection,
+    bindparam,
+    column,
+    delete,
+    func,
+    insert,
+    join,
+    select,
+    true,
+    update,
+)
 
 from gofer.errors import Conflict
 from gofer.memory.terms import Terms, hashed
@@ -134,25 +149,49 @@ def hash_terms(state: IndexState, documents: Sequence[Document], keys: Keys) -> 
 
 def read_rows(connection: Connection, state: IndexState, terms: Iterable[int]) -> Rows:
     """The sealed rows of the block that is being filled."""
-    wanted = [LENGTHS, IDS, *terms]
-    found = read_terms(connection, [state.id], wanted, state.documents // BLOCK)
+    places = [(state.id, term) for term in (LENGTHS, IDS, *terms)]
+    found = read_terms(connection, places, state.documents // BLOCK)
     return {(row.term, row.block): bytes(row.sealed) for row in found}
 
 
-_TERMS_AT_ONCE = 500
-
-
 def read_terms(
-    connection: Connection, indexes: Sequence[int], terms: Sequence[int], block: int | None = None
+    connection: Connection, places: Sequence[tuple[int, int]], block: int | None = None
 ) -> list[Any]:
+    """The rows of terms, each looked for in its own index alone; of one block, or of all."""
+    indexes, terms = zip(*places, strict=True)
+    values = {"places": places, "indexes": indexes, "terms": terms, "block": block}
+    return fast_sql.fetch(connection, _TERMS[connection.dialect.name, block is not None], values)
+
+
+_NUMBERS: ARRAY[int] = ARRAY(BigInteger)
+
+
+def _terms(dialect: str, *, of_a_block: bool) -> Any:
+    wanted: Any
+    if dialect == "postgresql":
+        pairs = func.unnest(bindparam("indexes", type_=_NUMBERS), bindparam("terms", type_=_NUMBERS))
+        wanted = pairs.table_valued(column("index", BigInteger), column("term", BigInteger)).render_derived()
+        index_id, term = wanted.c.index, wanted.c.term
+    else:
+        wanted = func.json_each(bindparam("places", type_=JSON)).table_valued("value")
+        index_id, term = (func.json_extract(wanted.c.value, f"$[{number}]") for number in (0, 1))
     columns = memory_postings.c
-    rows: list[Any] = []
-    for start in range(0, len(terms), _TERMS_AT_ONCE):
-        query = select(columns.index_id, columns.term, columns.block, columns.sealed).where(
-            columns.index_id.in_(indexes), columns.term.in_(terms[start : start + _TERMS_AT_ONCE])
-        )
-        rows += connection.execute(query if block is None else query.where(columns.block == block)).all()
-    return rows
+    here = (columns.index_id == index_id) & (columns.term == term)
+    if of_a_block:
+        here &= columns.block == bindparam("block")
+    found = select(columns.index_id, columns.term, columns.block, columns.sealed)
+    if dialect == "postgresql":
+        # Looked up one by one, as the offset has it: Postgres would rather read a whole table of some size.
+        each = found.where(here).offset(0).lateral()
+        return select(*each.c).select_from(join(wanted, each, true()))
+    return found.select_from(join(wanted, memory_postings, here))
+
+
+_TERMS = {
+    (dialect, of_a_block): _terms(dialect, of_a_block=of_a_block)
+    for dialect in ("sqlite", "postgresql")
+    for of_a_block in (False, True)
+}
 
 
 def add_documents(
@@ -233,7 +272,7 @@ def is_readable(connection: Connection, scope_id: str, keys: Keys) -> bool:
     if state is None or not state.documents:
         return True
     for block in {0, (state.documents - 1) // BLOCK}:
-        for row in read_terms(connection, [state.id], [LENGTHS, IDS], block):
+        for row in read_terms(connection, [(state.id, LENGTHS), (state.id, IDS)], block):
             try:
                 open_row(keys, scope_id, row)
             except Tampered:
@@ -274,7 +313,12 @@ and `gofer memory reindex` makes them anew. Whoever changes what a row holds giv
 
 
 def _place(scope_id: str, term: int, block: int) -> bytes:
-    return aad(LAYOUT, scope_id, term, block)
+    return _begins_with(LAYOUT, scope_id) + aad(term, block)
+
+
+@lru_cache(maxsize=2048)
+def _begins_with(layout: str, scope_id: str) -> bytes:
+    return aad(layout, scope_id)
 
 
 def open_row(keys: Keys, scope_id: str, row: Any) -> Any:
@@ -328,7 +372,7 @@ def read_names(
     names: list[str | int] = []
     end = min(start + count, state.documents)
     for block in range(start // BLOCK, (end - 1) // BLOCK + 1) if end > start else ():
-        (row,) = read_terms(connection, [state.id], [IDS], block)
+        (row,) = read_terms(connection, [(state.id, IDS)], block)
         all_of_it = open_row(keys, state.scope_id, row)
         names += all_of_it[max(0, start - block * BLOCK) : end - block * BLOCK]
     return names

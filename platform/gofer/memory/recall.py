@@ -28,6 +28,7 @@ from gofer.memory.scopes import (
     ScopeKeys,
     conversation_scope,
     open_scope,
+    open_scopes,
     split_scope,
 )
 from gofer.memory.search import Hit, search
@@ -133,7 +134,7 @@ class Recall:
         return Results(results.found, known)
 
     async def _search(self, scopes: Collection[str], query: str, limit: int, kind: str) -> Results:
-        keys, degraded = await self._database.read(_open_all, vault=self._vault, scopes=scopes)
+        keys, degraded = await self._database.read(open_scopes, vault=self._vault, scopes=scopes)
         for scope_id in [each for each in keys if self.degraded.get(each) == KEY_LOST]:
             del self.degraded[scope_id]
         left = MAX_BATCHES
@@ -318,7 +319,7 @@ def reindex(connection: Connection, scope_id: str) -> int:
 
 def lost_keys(connection: Connection, vault: Vault, scopes: Collection[str]) -> set[str]:
     """Those of the scopes whose key is lost."""
-    return set(_open_all(connection, vault, scopes)[1])
+    return set(open_scopes(connection, vault, scopes)[1])
 
 
 def count_by_kind(connection: Connection) -> dict[str, int]:
@@ -394,21 +395,6 @@ def indexed_scopes(connection: Connection) -> list[str]:
     """Every scope that has an index."""
     query = select(memory_indexes.c.scope_id).order_by(memory_indexes.c.made_at.desc())
     return [str(row.scope_id) for row in connection.execute(query)]
-
-
-def _open_all(
-    connection: Connection, vault: Vault, scopes: Collection[str]
-) -> tuple[dict[str, ScopeKeys], dict[str, str]]:
-    keys: dict[str, ScopeKeys] = {}
-    degraded: dict[str, str] = {}
-    for scope_id in dict.fromkeys(scopes):
-        try:
-            keys[scope_id] = open_scope(connection, vault, scope_id)
-        except NotFound:
-            continue  # nothing is remembered there, or not any more
-        except ScopeKeyLost as error:
-            degraded[scope_id] = str(error)
-    return keys, degraded
 
 
 def _behind(connection: Connection, scopes: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, exists, select, update
@@ -18,8 +19,8 @@ from gofer.errors import Malformed, NotFound
 from gofer.memory.index import drop_index
 from gofer.secrets.key_check import sealing_key
 from gofer.secrets.secret_store import PLATFORM, get_secret, write_secret
-from gofer.store.encryption import conversation_key
-from gofer.store.tables import memories, secrets, workspaces
+from gofer.store.encryption import conversation_key, data_key
+from gofer.store.tables import conversations, memories, secrets, workspaces
 from gofer.vault.envelope import DataKey, MacKey, Vault
 from gofer.vault.errors import Tampered, VaultError
 from gofer.vault.redaction import Secret
@@ -82,6 +83,28 @@ def open_scope(connection: Connection, vault: Vault, scope_id: str, *, create: b
         return ScopeKeys(scope_id, DataKey(_stored(connection, vault, scope_id, create)))
     except VaultError as error:
         raise ScopeKeyLost from error
+
+
+def open_scopes(
+    connection: Connection, vault: Vault, scopes: Collection[str]
+) -> tuple[dict[str, ScopeKeys], dict[str, str]]:
+    """The keys of many scopes, and why some are lost. Those that are purged, or have none yet, are left out."""
+    rooms = {each: owner for each in scopes for kind, owner in [split_scope(each)] if kind == CONVERSATION}
+    query = select(conversations.c.id, conversations.c.data_key).where(conversations.c.id.in_(rooms.values()))
+    wrapped = dict(connection.execute(query).all()) if rooms else {}
+    keys: dict[str, ScopeKeys] = {}
+    lost: dict[str, str] = {}
+    for scope_id in dict.fromkeys(scopes):
+        try:
+            if (room := rooms.get(scope_id)) is None:
+                keys[scope_id] = open_scope(connection, vault, scope_id)
+            else:
+                keys[scope_id] = ScopeKeys(scope_id, data_key(vault, room, wrapped.get(room)))
+        except NotFound:
+            continue
+        except VaultError:
+            lost[scope_id] = str(ScopeKeyLost())
+    return keys, lost
 
 
 def destroy_scope(connection: Connection, scope_id: str) -> int:

@@ -39,8 +39,6 @@ _SMOOTHED = 150
 """The best documents, whose neighbours are looked at, unless more are asked for."""
 _MANY = 1000
 """Documents with a word, from which on it pays to look first whether they matter."""
-_INDEXES_AT_ONCE = 25
-"""Indexes that are read together. Each has terms of its own, and the database looks for every term in every index."""
 _SHORT = 256
 """Terms of a text whose length is looked up in a table."""
 _FEW = 300
@@ -84,20 +82,14 @@ def read_postings(
     found = connection.execute(select(memory_indexes).where(columns.scope_id.in_(list(scopes)))).all()
     states = {row.id: state_of(row) for row in found}
     terms: dict[tuple[int, int], int] = {}
-    rows: list[Any] = []
-    every = list(states.values())
-    for start in range(0, len(every), _INDEXES_AT_ONCE):
-        few = every[start : start + _INDEXES_AT_ONCE]
-        here: dict[tuple[int, int], int] = {}
-        for state in few:
-            key = scopes[state.scope_id].index(state.generation)
-            for number, variants in enumerate(query):
-                here.update({(state.id, hashed(term, key)): number for term in variants})
-        if here:
-            wanted = [LENGTHS, IDS, *{term for _, term in here}]
-            rows += read_terms(connection, [state.id for state in few], wanted)
-        terms |= here
-    return Searched(states, rows, terms)
+    for state in states.values():
+        key = scopes[state.scope_id].index(state.generation)
+        for number, variants in enumerate(query):
+            terms.update({(state.id, hashed(term, key)): number for term in variants})
+    if not terms:
+        return Searched(states, (), terms)
+    blocks = [(index_id, row) for index_id in states for row in (LENGTHS, IDS)]
+    return Searched(states, read_terms(connection, [*blocks, *terms]), terms)
 
 
 def rank(searched: Searched, scopes: Mapping[str, Keys], limit: int) -> Found:
