@@ -22,7 +22,7 @@ from gofer_sandbox.limits import Limits
 from gofer_sandbox.local import Box
 from gofer_sandbox.provider import Capabilities, Feature, Gate, Provider, Report, Share
 from gofer_sandbox.reaper import reap
-from gofer_sandbox.record import Record, Reference
+from gofer_sandbox.records import Record, Reference
 from gofer_sandbox.result import Page, Result
 from gofer_sandbox.sandbox import Sandbox
 from gofer_sandbox.unconfined import Unconfined

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gofer_sandbox import processes, tree
+from gofer_sandbox.files.errors import NoSpace
 from gofer_sandbox.kernel import take_descriptor
 from gofer_sandbox.limits import MIB, RESERVE, Limits
 
@@ -89,14 +90,13 @@ class DiskWatch:
     ) -> None:
         """`pids` says which processes the session has now; it is called in a thread. `reserve` is the free space of
         the machine below which the workspace may not grow."""
-        self._workspace, self._limits, self._pids, self._reserve = workspace, limits, pids, reserve
+        self.workspace, self._limits, self._pids, self._reserve = workspace, limits, pids, reserve
         self._full: Callable[[str], None] = lambda _: None
         self._lasting = False
         self._events = 0
         self._began = 0.0
         self._quiet: asyncio.Future[None] | None = None
         """Done when nothing runs any more, while a look waits for that."""
-        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._allowed: Usage | None = None
         """Known after the first look at a workspace that held too much before."""
@@ -116,48 +116,43 @@ class DiskWatch:
         over = self.usage.size > self._limits.disk or self.usage.files > self._limits.files
         self._allowed = None if over else Usage(self._limits.disk, self._limits.files)
         self._short_since = None
-        if self._timer is None and self._task is None:
-            self._timer = asyncio.get_running_loop().call_later(_FIRST, self._start)
+        if self._task is None:
+            self._task = asyncio.create_task(self._watch())
 
     def stop(self) -> None:
         """Look no more."""
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
         if self._task:
             self._task.cancel()
             self._task = None
 
     @contextlib.asynccontextmanager
-    async def room(self, size: int) -> AsyncIterator[str]:
-        """For as long as the server itself writes that much into the workspace: why it may not, nothing when it may."""
+    async def room(self, path: str, size: int) -> AsyncIterator[None]:
+        """For as long as the server itself writes that much into the workspace; NoSpace where it may not."""
         if self._exceeds(size):  # something may have been removed since the last look
             await asyncio.to_thread(self._look)
         if self._exceeds(size):
-            yield f"the workspace may hold {self._limits.disk} bytes; remove something first"
-        elif size > _SLACK_BYTES and free_space(self._workspace.parent) - size < self._reserve:
-            yield "the machine is short of disk space"
-        else:
-            self._pending += size
-            try:
-                yield ""
-            finally:
-                self._pending -= size
-                self._written += size
-                self.usage = Usage(self.usage.size + size, self.usage.files + 1)
+            raise NoSpace(path, f"the workspace may hold {self._limits.disk} bytes; remove something first")
+        if size > _SLACK_BYTES and free_space(self.workspace.parent) - size < self._reserve:
+            raise NoSpace(path, "the machine is short of disk space")
+        self._pending += size
+        try:
+            yield
+        finally:
+            self._pending -= size
+            self._written += size
+            self.usage = Usage(self.usage.size + size, self.usage.files + 1)
 
     def _exceeds(self, size: int) -> bool:
         return self.usage.size + self._pending + size > self._limits.disk
 
-    def _start(self) -> None:
-        self._timer = None
-        self._task = asyncio.create_task(self._watch())
-
     async def _watch(self) -> None:
         """Until all is quiet and was looked at since it is, or too much was found."""
+        await asyncio.sleep(_FIRST)
         while True:
             if self._lasting and time.monotonic() - self._began < _FIRST:
-                await self._outlast_short_command()
+                # Outlast a short command: a look takes the interpreter from whoever waits for its end.
+                self._quiet = asyncio.get_running_loop().create_future()
+                await asyncio.wait({self._quiet}, timeout=_FIRST)
             began, events = time.monotonic(), self._events
             why = await asyncio.to_thread(self._look)
             if why:
@@ -169,19 +164,14 @@ class DiskWatch:
                 self._task = None
                 return
 
-    async def _outlast_short_command(self) -> None:
-        """A look takes the interpreter from whoever waits for the command's end."""
-        self._quiet = asyncio.get_running_loop().create_future()
-        await asyncio.wait({self._quiet}, timeout=_FIRST)
-
     def _look(self) -> str:
         """What is wrong, if anything."""
         try:
-            free, device = free_space(self._workspace.parent), self._workspace.stat().st_dev
+            free, device = free_space(self.workspace.parent), self.workspace.stat().st_dev
         except OSError:
             return ""
         short = free < self._reserve
-        written, found = self._written, measure(self._workspace)
+        written, found = self._written, measure(self.workspace)
         meanwhile = self._written - written
         self.usage = Usage(found.size + unlinked(device, self._pids()) + meanwhile, found.files)
         if short and self._short_since is None:

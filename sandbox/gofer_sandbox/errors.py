@@ -15,6 +15,14 @@ The docstring of a class is its message when none is given.
 
 from __future__ import annotations
 
+_MAX_SHOWN = 200
+
+
+def shown(text: str) -> str:
+    """What a sandbox says, fit for a message, a log or a terminal: printable, on one line, not endless."""
+    safe = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: _MAX_SHOWN + 1])
+    return safe if len(safe) <= _MAX_SHOWN else safe[:_MAX_SHOWN] + "…"
+
 
 class SandboxError(Exception):
     """Something went wrong in the sandbox."""

@@ -17,7 +17,7 @@ from gofer_sandbox.errors import InvalidInput, SandboxGone
 from gofer_sandbox.files.confinement import Listing, list_directory
 from gofer_sandbox.kernel import closing
 from gofer_sandbox.provider import Process
-from gofer_sandbox.record import Record, Reference
+from gofer_sandbox.records import Record, Reference
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096  # Windows imports this too
 _MAX_DEPTH = 100

@@ -82,16 +82,13 @@ def filesystem_type(fd: int) -> int:
     return ctypes.c_long.from_buffer(buffer).value
 
 
-def mount_id(fd: int) -> int | None:
-    """Which mount the file was reached through, or None where the kernel is older than 5.8."""
+def mount_id(fd: int) -> int:
+    """Which mount the file was reached through; always 0 where the kernel is older than 5.8."""
     buffer = ctypes.create_string_buffer(_STATX_SIZE)
     result = _libc.statx(
         ctypes.c_int(fd), b"", ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_MNT_ID), buffer
     )
     _checked(result, "statx")
-    (mask,) = struct.unpack_from("I", buffer.raw, 0)
-    if not mask & _STATX_MNT_ID:
-        return None
     (found,) = struct.unpack_from("Q", buffer.raw, _STATX_MNT_ID_OFFSET)
     return int(found)
 

@@ -8,13 +8,15 @@ import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from gofer_sandbox import processes
 from gofer_sandbox.files import ConfinedFiles
 from gofer_sandbox.provider import Capabilities, Pressure, Process
-from gofer_sandbox.record import Reference
+from gofer_sandbox.records import Reference
 from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.control import ControlWire
+from gofer_sandbox.shell.control import ControlWire, FifoWire
+from gofer_sandbox.shell.outputs import Ownership
 
 
 class Box(ABC):
@@ -41,9 +43,10 @@ class Box(ABC):
         if watched:
             self._watch()
 
-    @abstractmethod
     def wire(self) -> ControlWire:
-        """A new wire to it; one at a time."""
+        """A new wire to it; one at a time: the FIFOs of the control directory, unless it is given descriptors."""
+        reference = self.reference
+        return FifoWire(Path(reference.control), Ownership(reference.uid, reference.gid), self.inside)
 
     @abstractmethod
     async def destroy(self) -> None:
@@ -74,7 +77,9 @@ class Box(ABC):
 
     def rest(self) -> None:
         """Close the files that are looked at with every command."""
-        self._look_no_more()
+        couple, self._couple = self._couple, None
+        if couple:
+            couple.close()
 
     def channel(self) -> str:
         """What the shell's lines come from: the keeper's own standard input."""
@@ -114,21 +119,16 @@ class Box(ABC):
     def alone(self, shell: Process) -> bool:
         """Whether nothing runs inside but PID 1 and the shell; by files that stay open, for every command asks."""
         if self._couple is None or self._couple.child is not shell:
-            self._look_no_more()
+            self.rest()
             try:
                 self._couple = processes.Couple(self.reference.pid, shell)
             except OSError:
                 return False
         return self._couple.alone()
 
-    def _look_no_more(self) -> None:
-        couple, self._couple = self._couple, None
-        if couple:
-            couple.close()
-
     def shell(self, inner: int = 0) -> Process | None:
         """The child of PID 1 that was started as a shell, and calls itself `inner` where that is known."""
-        for pid in processes.children_of_lone_thread(self.reference.pid):
+        for pid in processes.children(self.reference.pid):
             if not inner or processes.inner_pid(pid) == inner:
                 found = processes.describe(pid)
                 if found and self._is_shell(found):
@@ -178,7 +178,7 @@ class Box(ABC):
     def files(self) -> ConfinedFiles:
         """As the session's own user, within its own root."""
         reference = self.reference
-        return ConfinedFiles(reference.pid, reference.uid, reference.gid, base=self.home)
+        return ConfinedFiles(reference.pid, reference.uid, reference.gid, self.home)
 
     async def _end_keeper(self) -> None:
         """Kill it, wait until it has gone, and leave no zombie; nothing, when that is done already."""
@@ -207,7 +207,7 @@ class Box(ABC):
 
     def detach(self) -> None:
         """Close the descriptors."""
-        self._look_no_more()
+        self.rest()
         self._over = True
         if self._handle >= 0:
             self._loop.remove_reader(self._handle)

@@ -177,16 +177,12 @@ class BackgroundLog:
             return False
         finally:
             os.close(file)
-        self._count(added)
-        return added > 0
-
-    def _count(self, added: int) -> None:
-        """See to the bound of all now and then."""
         self._since += added
         if self._since > self._in_all // 8:
             self._since = 0
             with contextlib.suppress(OSError):
                 prune(self._directory, self._in_all)
+        return added > 0
 
 
 def holds(pipe: int) -> bool:

@@ -104,15 +104,6 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def children_of_lone_thread(pid: int) -> list[int]:
-    """The direct children of a process that has but one thread, found with less."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children", "rb", 0) as file:
-            return [int(child) for child in file.read().split()]
-    except (OSError, ValueError):
-        return []
-
-
 class Couple:
     """A process of one thread and a child of its, of one thread too, looked at with every command: so their files
     stay open, which are theirs alone even when their numbers are used again."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from gofer_sandbox.errors import IsolationUnavailable
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
-from gofer_sandbox.record import Record, Reference
+from gofer_sandbox.records import Record, Reference
 from gofer_sandbox.shell.frames import Frame
 
 if TYPE_CHECKING:

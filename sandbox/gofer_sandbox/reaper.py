@@ -13,7 +13,7 @@ from gofer_sandbox import records, tree
 from gofer_sandbox.errors import SandboxOwned
 from gofer_sandbox.journal import Journal, session_of
 from gofer_sandbox.provider import Provider
-from gofer_sandbox.record import Record
+from gofer_sandbox.records import Record
 
 
 async def reap(

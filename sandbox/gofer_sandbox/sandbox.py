@@ -12,8 +12,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from gofer_sandbox import processes, records, tree
@@ -27,7 +27,7 @@ from gofer_sandbox.limits import Limits
 from gofer_sandbox.local import Box
 from gofer_sandbox.output import page, prune
 from gofer_sandbox.provider import Capabilities, Gate, Process, Provider, Share, Spec
-from gofer_sandbox.record import Record, Reference
+from gofer_sandbox.records import Record, Reference
 from gofer_sandbox.result import Page, Result
 from gofer_sandbox.session import Session
 from gofer_sandbox.shell.session import OnOutput
@@ -37,14 +37,13 @@ T = TypeVar("T")
 
 _OF_BASH = ("SHELLOPTS", "BASHOPTS", "POSIXLY_CORRECT")
 COMMAND_MAXIMUM = 16 * 1024 * 1024
+_CUT_SHORT = 141
+"""The exit code of a program that ended because nobody read its output any more."""
+_SKIPPED = (".git", "node_modules", "__pycache__", ".venv")
 
 
 class Sandbox:
-    """A shell that stays alive between commands.
-
-    async with Sandbox() as sandbox:
-        result = await sandbox.run("cd /tmp && make", timeout=60)
-    """
+    """A shell that stays alive between commands."""
 
     def __init__(
         self,
@@ -65,16 +64,19 @@ class Sandbox:
         `survive` ends with the process that made it, however that ends, where its provider can see to that. `share` is
         another session's workspace to use instead of one of its own; such a sandbox cannot be attached to again."""
         self._provider: Provider = provider or Bubblewrap()
-        self._directory = None if directory is None else Path(directory).absolute()
-        self._limits = limits or Limits()
-        self._environment = _environment(environment or {})
-        self._readonly = tuple(Path(path) for path in readonly)
+        name = secrets.token_hex(8)
+        self._spec = Spec(
+            id=name,
+            directory=Path(directory or Path(tempfile.gettempdir(), f"gofer-sandbox-{name}")).absolute(),
+            limits=limits or Limits(),
+            environment=_environment(environment or {}),
+            readonly=tuple(Path(path) for path in readonly),
+            survives=survives,
+            share=share,
+        )
         self._gate = gate
-        self._id = secrets.token_hex(8)
         self._created = time.time()
         self._ephemeral = ephemeral or directory is None
-        self._survives = survives
-        self._share = share
         self._session: Session | None = None
         self._journal: Journal | None = None
         self._lock = asyncio.Lock()
@@ -87,9 +89,7 @@ class Sandbox:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def start(self) -> None:
@@ -98,40 +98,31 @@ class Sandbox:
             raise InvalidInput("the sandbox is already started")
         if sys.platform != "linux":
             raise IsolationUnavailable(f"sandboxes need Linux: there is no isolation on {sys.platform}")
-        self._directory = _prepare(self._directory)
-        self._journal = Journal(self._directory)
+        _prepare(self._spec.directory)
+        self._journal = Journal(self._spec.directory)
         self._journal.live = LiveState()
-        self._journal.claim(self._id)
+        self._journal.claim(self.id)
         if not self._ephemeral:
-            _forget(self._directory)
-        await self._start(self._new_session(None), None)
+            _forget(self._spec.directory)
+        await self._start(self._new_session(self._journal), None, keep=False)
 
-    def _new_session(self, previous: Record | None) -> Session:
-        assert self._directory is not None
-        assert self._journal is not None
-        spec = Spec(
-            id=self._id,
-            directory=self._directory,
-            limits=self._limits,
-            environment={**self._environment, **(self._gate.environment if self._gate else {})},
-            readonly=self._readonly,
-            previous=previous.reference if previous else None,
-            survives=self._survives,
-            share=self._share,
-        )
-        return Session(self._provider, spec, self._journal, self._gate)
+    def _new_session(self, journal: Journal, previous: Reference | None = None) -> Session:
+        environment = {**self._spec.environment, **(self._gate.environment if self._gate else {})}
+        spec = replace(self._spec, environment=environment, previous=previous)
+        return Session(self._provider, spec, journal, self._gate)
 
-    async def _start(self, session: Session, snapshot: Snapshot | None) -> None:
-        """A record goes ahead, so that a reaper finds even what a crash in the middle leaves."""
+    async def _start(self, session: Session, snapshot: Snapshot | None, keep: bool) -> None:
+        """A record goes ahead, so that a reaper finds even what a crash in the middle leaves. `keep` the directory if
+        it fails."""
         base = self._provider.base
-        ahead = Reference(boot=processes.boot_id(), control=str(base / self._id))
+        ahead = Reference(boot=processes.boot_id(), control=str(base / self.id))
         records.put(base, self._record(ahead, Level.NONE, ()))
         try:
             await session.start(snapshot, self._put_record)
         except BaseException:
             await session.destroy()
-            records.remove(base, self._id)
-            self._let_go()
+            records.remove(base, self.id)
+            self._let_go(keep)
             raise
         self._session = session
 
@@ -145,16 +136,15 @@ class Sandbox:
         what it would have been made with."""
         session, base = self._alive(), self._provider.base
         if not session.box.alive():
-            raise SandboxGone(f"session {self._id} is not alive any more")
-        assert self._directory is not None
+            raise SandboxGone(f"session {self.id} is not alive any more")
         with records.moving(base):
-            os.rename(self._directory, directory)
-            self._directory, self._ephemeral = directory, False
-            self._environment, self._gate = _environment(environment), gate
-            self._created = time.time()
+            os.rename(self._spec.directory, directory)
+            self._spec = replace(self._spec, directory=directory, environment=_environment(environment))
+            self._ephemeral, self._gate, self._created = False, gate, time.time()
             session.moved(directory)
+            session.gate = gate
             records.put(base, self.record)
-        await session.open_gate(gate)
+        await session.open_gate()
 
     @classmethod
     async def attach(
@@ -165,10 +155,11 @@ class Sandbox:
 
         A command that still runs, or ended meanwhile, is seen through: `pending` gives its result.
         """
-        sandbox = cls._of(record, provider, gate)
-        session = sandbox._new_session(record)
+        sandbox, journal = cls._of(record, provider, gate)
+        session = sandbox._new_session(journal, record.reference)
         try:
-            sandbox._check_whose()
+            if journal.session not in ("", record.id):  # what the journal says would be another session's
+                raise SandboxGone(f"another session has begun in the directory of {record.id}")
             box = await sandbox._provider.find(record)
             if box is None:
                 raise SandboxGone(f"session {record.id} is not alive any more; restore it")
@@ -181,7 +172,8 @@ class Sandbox:
         if running:
             await sandbox._lock.acquire()  # now: a command given next comes after it
             sandbox._pending = asyncio.create_task(sandbox._resume())
-            sandbox._pending.add_done_callback(_heard)
+            # Nobody need ask for the result.
+            sandbox._pending.add_done_callback(lambda task: task.cancelled() or task.exception())
         return sandbox
 
     @classmethod
@@ -205,21 +197,19 @@ class Sandbox:
             pass
         except GateBlocked as blocked:
             notes.append(f"{blocked}: the sandbox was ended and made again from its files and last snapshot")
-        sandbox = cls._of(record, provider, gate)
-        sandbox._survives = survives
-        assert sandbox._journal is not None
-        sandbox._journal.claim(record.id)
+        sandbox, journal = cls._of(record, provider, gate, survives)
+        journal.claim(record.id)
         try:
             box = await sandbox._provider.find(record)
             await (box.destroy() if box else sandbox._provider.remove(record))
         except BaseException:
             sandbox._let_go(keep=True)
             raise
-        session = sandbox._new_session(record)
+        session = sandbox._new_session(journal, record.reference)
         session.news.recreated = True
         session.news.notes += notes
         session.news.background_lost += record.background
-        live = sandbox._journal.live
+        live = journal.live
         if live.running:
             session.news.notes.append(
                 f"command {live.number} was running when the sandbox was lost; how it ended is unknown"
@@ -227,13 +217,13 @@ class Sandbox:
             live.running = False
         snapshot = _saved(Path(record.directory))
         live.lost = live.lost or live.number > (snapshot.after if snapshot else 0)
-        sandbox._ephemeral, ephemeral = False, sandbox._ephemeral
-        await sandbox._start(session, snapshot)
-        sandbox._ephemeral = ephemeral
+        await sandbox._start(session, snapshot, keep=True)
         return sandbox
 
     @classmethod
-    def _of(cls, record: Record, provider: Provider | None, gate: Gate | None) -> Sandbox:
+    def _of(
+        cls, record: Record, provider: Provider | None, gate: Gate | None, survives: bool = True
+    ) -> tuple[Sandbox, Journal]:
         """A sandbox with a record's properties that owns its session, not yet joined to anything alive."""
         sandbox = cls(
             provider,
@@ -242,8 +232,10 @@ class Sandbox:
             environment=record.environment,
             readonly=record.readonly,
             gate=gate,
+            ephemeral=record.ephemeral,
+            survives=survives,
         )
-        sandbox._id, sandbox._created, sandbox._ephemeral = record.id, record.created, record.ephemeral
+        sandbox._spec, sandbox._created = replace(sandbox._spec, id=record.id), record.created
         if sandbox._provider.name != record.provider:
             raise InvalidInput(
                 f"session {record.id} is of {record.provider}, not of {sandbox._provider.name}"
@@ -251,13 +243,7 @@ class Sandbox:
         if not Path(record.directory).is_dir():
             raise SandboxGone(f"the directory of session {record.id} is gone")
         sandbox._journal = Journal(Path(record.directory))
-        return sandbox
-
-    def _check_whose(self) -> None:
-        """What the journal says would be another session's."""
-        assert self._journal is not None
-        if self._journal.session not in ("", self._id):
-            raise SandboxGone(f"another session has begun in the directory of {self._id}")
+        return sandbox, sandbox._journal
 
     async def close(self) -> None:
         """End the session with everything in it. Nothing outlives this; who is cancelled in it does not stop it."""
@@ -284,7 +270,7 @@ class Sandbox:
         except BaseException:  # what is left is for a reaper, who needs the record, and that nobody owns it
             self._let_go(keep=True)
             raise
-        records.remove(self._provider.base, self._id)
+        records.remove(self._provider.base, self.id)
         self._let_go()
 
     async def _detach(self, session: Session) -> None:
@@ -295,8 +281,8 @@ class Sandbox:
         if self._journal:
             self._journal.close()
             self._journal = None
-        if self._ephemeral and self._directory and not keep:
-            tree.remove(self._directory)
+        if self._ephemeral and not keep:
+            tree.remove(self._spec.directory)
 
     def _alive(self) -> Session:
         if self._session is None:
@@ -308,7 +294,7 @@ class Sandbox:
     @property
     def id(self) -> str:
         """The session's name."""
-        return self._id
+        return self._spec.id
 
     @property
     def capabilities(self) -> Capabilities:
@@ -323,9 +309,7 @@ class Sandbox:
     @property
     def workspace(self) -> Path:
         """The host's side of /workspace."""
-        if self._directory is None:
-            raise SandboxClosed
-        return self._share.workspace if self._share else self._directory / "workspace"
+        return self._spec.workspace
 
     @property
     def record(self) -> Record:
@@ -336,13 +320,13 @@ class Sandbox:
 
     def _record(self, reference: Reference, level: Level, background: tuple[str, ...]) -> Record:
         assert self._journal is not None
-        live = self._journal.live
+        live, spec = self._journal.live, self._spec
         return Record(
-            id=self._id,
+            id=spec.id,
             provider=self._provider.name,
             reference=reference,
-            directory=str(self._directory),
-            limits=self._limits,
+            directory=str(spec.directory),
+            limits=spec.limits,
             level=level,
             created=self._created,
             last_used=live.started or self._created,
@@ -351,8 +335,8 @@ class Sandbox:
             deadline=live.deadline if live.running else None,
             background=background,
             ephemeral=self._ephemeral,
-            environment=dict(self._environment),
-            readonly=tuple(str(path) for path in self._readonly),
+            environment=dict(spec.environment),
+            readonly=tuple(str(path) for path in spec.readonly),
         )
 
     # Commands
@@ -367,7 +351,7 @@ class Sandbox:
     ) -> Result:
         """Run a command in the shell. `separate` keeps standard error apart; `on_output` gets each piece of
         output with its stream's number as it comes. Commands given at once run one after the other."""
-        data, seconds = _command(command), min(_timeout(timeout), self._limits.seconds)
+        data, seconds = _command(command), min(_timeout(timeout), self._spec.limits.seconds)
         async with self._lock:
             return self._noted(await self._alive().run(data, seconds, separate, on_output))
 
@@ -415,7 +399,7 @@ class Sandbox:
     async def write(self, path: str, data: str | bytes) -> Written:
         """Put a file in place, whole or not at all, making the directories above it."""
         content = _encoded(data, "content")
-        async with self._alive().room(path, len(content)):
+        async with self._alive().disk.room(path, len(content)):
             return await self._files(lambda files: files.write(path, content))
 
     async def edit(self, path: str, edits: Sequence[Edit]) -> Edited:
@@ -441,14 +425,33 @@ class Sandbox:
     async def find(self, name: str, path: str = ".", *, limit: int = 1000) -> Result:
         """Files whose name matches a pattern, found inside, under the limits, below a path as `read` takes it. Exit
         code 1 when something could not be looked at, which the output names."""
-        return await self.run(find_command(self._alive().box.home, name, path, limit))
+        _check(name=name, path=path)
+        pruned = " -o ".join(f"-name {skipped}" for skipped in _SKIPPED)
+        where = shlex.quote(f"./{path}" if path.startswith(("-", "(", "!")) else path)  # no option of find's
+        return await self._search(
+            f"find {where} \\( {pruned} \\) -prune -o -name {shlex.quote(name)} -print 2>&1", limit
+        )
 
     async def grep(
         self, pattern: str, path: str = ".", *, limit: int = 1000, ignore_case: bool = False
     ) -> Result:
         """Lines that match an extended regular expression, found inside, under the limits, below such a path. Exit
         code 1 when there is none, 2 when the expression is invalid or something could not be looked at."""
-        return await self.run(grep_command(self._alive().box.home, pattern, path, limit, ignore_case))
+        _check(pattern=pattern, path=path)
+        excluded = " ".join(f"--exclude-dir={skipped}" for skipped in _SKIPPED)
+        flags = "-rnIEi" if ignore_case else "-rnIE"
+        search = f"grep {flags} {excluded} -e {shlex.quote(pattern)} -- {shlex.quote(path)} 2>&1"
+        return await self._search(f"{search} | command cut -c 1-1000", limit)
+
+    async def _search(self, pipeline: str, limit: int) -> Result:
+        """Run a pipeline in the workspace, for so many lines; the shell stays where it is. The exit code is the first
+        program's, or 0 when it was cut short because there is enough."""
+        home = shlex.quote(self._alive().box.home)
+        return await self.run(
+            f"(\\builtin set +e +o pipefail; \\builtin cd -- {home} || \\builtin exit\n"
+            f"command {pipeline} | command head -n {_limit(limit)}\n"
+            f"\\builtin set -- ${{PIPESTATUS[0]}}; \\builtin exit $(($1 == {_CUT_SHORT} ? 0 : $1)))"
+        )
 
     def output(self, number: int, offset: int = 0, limit: int = 65536, *, stream: int = 1) -> Page:
         """A part of the output that a command's result left out, or, as stream 3, of what the processes that it left
@@ -457,32 +460,22 @@ class Sandbox:
         if kind is None:
             raise InvalidInput("stream must be 1 for output, 2 for errors or 3 for what came later")
         _whole(number=number, offset=offset, limit=limit)
-        return page(self.workspace.parent / "output" / f"{number}.{kind}", offset, limit)
+        return page(self._spec.directory / "output" / f"{number}.{kind}", offset, limit)
 
 
-def _prepare(directory: Path | None) -> Path:
-    """A directory with what a session keeps in it; open to pass through, for the session's own user must."""
-    if directory is None:
-        directory = Path(tempfile.mkdtemp(prefix="gofer-sandbox-"))
-    else:
-        directory.mkdir(parents=True, exist_ok=True)
+def _prepare(directory: Path) -> None:
+    """Make a directory with what a session keeps in it; open to pass through, for the session's own user must."""
+    directory.mkdir(0o711, parents=True, exist_ok=True)
     directory.chmod(0o711)
     for name in ("workspace", "output"):
         with contextlib.suppress(FileExistsError):
             os.mkdir(f"{directory}/{name}", 0o700)
-    return directory
 
 
 def _forget(directory: Path) -> None:
     """What an earlier session of that directory left besides its workspace: commands are counted anew."""
     prune(directory / "output", 0)
     (directory / "snapshot").unlink(missing_ok=True)
-
-
-def _heard(task: asyncio.Task[Result]) -> None:
-    """Nobody need ask for a result."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _saved(directory: Path) -> Snapshot | None:
@@ -538,44 +531,6 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     return dict(environment)
 
 
-_CUT_SHORT = 141
-"""The exit code of a program that ended because nobody read its output any more."""
-_SKIPPED = (".git", "node_modules", "__pycache__", ".venv")
-
-
-def find_command(home: str, name: str, path: str, limit: int) -> str:
-    """Print the paths of files whose name matches a pattern, and what could not be looked at."""
-    _check(name=name, path=path)
-    pruned = " -o ".join(f"-name {shlex.quote(skipped)}" for skipped in _SKIPPED)
-    where = shlex.quote(_not_an_option(path))
-    return _at(
-        home,
-        f"command find {where} \\( {pruned} \\) -prune -o -name {shlex.quote(name)} -print 2>&1"
-        f" | command head -n {_limit(limit)}",
-    )
-
-
-def grep_command(home: str, pattern: str, path: str, limit: int, ignore_case: bool = False) -> str:
-    """Print the lines that match a pattern, with their files and numbers; binary files are left out."""
-    _check(pattern=pattern, path=path)
-    excluded = " ".join(f"--exclude-dir={shlex.quote(skipped)}" for skipped in _SKIPPED)
-    flags = "-rnIEi" if ignore_case else "-rnIE"
-    return _at(
-        home,
-        f"command grep {flags} {excluded} -e {shlex.quote(pattern)} -- {shlex.quote(path)} 2>&1"
-        f" | command cut -c 1-1000 | command head -n {_limit(limit)}",
-    )
-
-
-def _at(home: str, command: str) -> str:
-    """Run a pipeline in the workspace; the shell stays where it is. The exit code is the first program's, or 0 when it
-    was cut short because there is enough."""
-    return (
-        f"(\\builtin set +e +o pipefail; \\builtin cd -- {shlex.quote(home)} || \\builtin exit; {command}\n"
-        f"\\builtin set -- ${{PIPESTATUS[0]}}; \\builtin exit $(($1 == {_CUT_SHORT} ? 0 : $1)))"
-    )
-
-
 def _limit(limit: object) -> int:
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit <= 10_000:
         raise InvalidInput(f"limit must be between 1 and 10000, not {limit!r}")
@@ -586,7 +541,3 @@ def _check(**texts: object) -> None:
     for name, text in texts.items():
         if not isinstance(text, str) or not text or "\0" in text:
             raise InvalidInput(f"{name} must be text that is not empty and has no NUL in it")
-
-
-def _not_an_option(path: str) -> str:
-    return f"./{path}" if path.startswith(("-", "(", "!")) else path

@@ -7,15 +7,13 @@ is lost, it is made again from its files and the last snapshot.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gofer_sandbox.disk import DiskWatch
 from gofer_sandbox.errors import SandboxClosed, StartFailed
-from gofer_sandbox.files.errors import NoSpace
 from gofer_sandbox.journal import Journal
 from gofer_sandbox.local import Box
 from gofer_sandbox.output import prune
@@ -40,8 +38,8 @@ class Session:
     """One box at a time, and the shell in it."""
 
     def __init__(self, provider: Provider, spec: Spec, journal: Journal, gate: Gate | None) -> None:
-        self._provider, self._spec, self._journal, self._gate = provider, spec, journal, gate
-        self._disk = DiskWatch(spec.workspace, spec.limits, self._pids, provider.reserve)
+        self._provider, self._spec, self._journal, self.gate = provider, spec, journal, gate
+        self.disk = DiskWatch(spec.workspace, spec.limits, self._pids, provider.reserve)
         self._pressure = Pressure()
         self._shell: Shell | None = None
         self._box: Box | None = None
@@ -83,13 +81,13 @@ class Session:
         self._pressure = self._box.pressure()
         if not await self._shell.until_ready():
             raise StartFailed("the sandbox started, but no shell came up in it")
-        await self._opened()
+        await self.open_gate()
 
     async def take_over(self, box: Box, snapshot: Snapshot | None) -> bool:
         """Go on with a living box; True when a command is still to be awaited."""
         self._box = box
         self._shell = self._new_shell(box, snapshot)
-        await self._opened()
+        await self.open_gate()
         self._pressure = box.pressure()
         running = self._shell.take_over()
         self._note_background(before=self._journal.live.clock if running else None)
@@ -100,14 +98,13 @@ class Session:
     def moved(self, directory: Path) -> None:
         """Everything it keeps is at another place now, which the box sees no difference of."""
         self._spec = replace(self._spec, directory=directory)
-        self._disk.stop()
-        self._disk = DiskWatch(self._spec.workspace, self._spec.limits, self._pids, self._provider.reserve)
+        self.disk.workspace = self._spec.workspace
         self.shell.moved(directory)
 
-    async def open_gate(self, gate: Gate | None) -> None:
-        """Open the network of a box that was made without."""
-        self._gate = gate
-        await self._opened()
+    async def open_gate(self) -> None:
+        """Open the network of the box, if it is to have one."""
+        if self.gate:
+            await self.gate.open(self.box.reference)
 
     def _pids(self) -> list[int]:
         return [process.pid for process in self.box.processes()]
@@ -119,21 +116,9 @@ class Session:
         """Look at what the last command left, and end what fills the disk in the background. `told` when its result
         says already that the disk is full."""
         if self.background:
-            self._disk.begin(self._clear_background)
+            self.disk.begin(self._clear_background)
         else:
-            self._disk.begin(lambda why: None if told else self.news.notes.append(why), lasting=False)
-
-    @contextlib.asynccontextmanager
-    async def room(self, path: str, size: int) -> AsyncIterator[None]:
-        """While a file of that size is written; NoSpace where it would be too much."""
-        async with self._disk.room(size) as why:
-            if why:
-                raise NoSpace(path, why)
-            yield
-
-    async def _opened(self) -> None:
-        if self._gate:
-            await self._gate.open(self.box.reference)
+            self.disk.begin(lambda why: None if told else self.news.notes.append(why), lasting=False)
 
     async def detach(self) -> None:
         """Let go of everything that is still alive."""
@@ -158,8 +143,8 @@ class Session:
         await self._watch_no_more()
         if self._shell:
             self._shell.close()
-        if self._gate:
-            await self._gate.close()
+        if self.gate:
+            await self.gate.close()
 
     # Commands
 
@@ -181,7 +166,7 @@ class Session:
 
     def _watch_disk(self) -> None:
         """End the running command if it fills the disk."""
-        self._disk.begin(self._stop_command)
+        self.disk.begin(self._stop_command)
 
     def _stop_command(self, why: str) -> None:
         if self.running:
@@ -191,7 +176,7 @@ class Session:
         try:
             outcome = await command
         except BaseException:
-            self._disk.stop()
+            self.disk.stop()
             raise
         if self._closed:
             raise SandboxClosed("the sandbox was closed or detached while the command ran")
@@ -282,7 +267,7 @@ class Session:
         self._note_background(ended=ended)
 
     async def _watch_no_more(self) -> None:
-        self._disk.stop()
+        self.disk.stop()
         if self._clearing:
             await asyncio.wait({self._clearing})
             self._clearing = None

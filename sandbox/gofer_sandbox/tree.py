@@ -28,21 +28,19 @@ def walk(root: Path) -> Iterator[tuple[int, list[str], list[str]]]:
     """
     fd = open_directory(root)
     above: list[tuple[tuple[int, int], list[str]]] = []
+    left: list[str] | None = None  # not yet looked at
     try:
-        directories, others = _entries(fd)
-        yield fd, directories, others
-        left = directories[::-1]
-        while left or above:
-            if left:
-                below = enter(left.pop(), fd)
-                if below is None:
-                    continue
-                above.append((_identity(fd), left))
-                os.close(fd)
-                fd = below
+        while left is None or left or above:
+            if left is None:
                 directories, others = _entries(fd)
                 yield fd, directories, others
                 left = directories[::-1]
+            elif left:
+                below = enter(left.pop(), fd)
+                if below is not None:
+                    above.append((_identity(fd), left))
+                    os.close(fd)
+                    fd, left = below, None
             else:
                 identity, left = above.pop()
                 up = open_directory("..", fd)

@@ -18,9 +18,9 @@ from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import RESERVE
 from gofer_sandbox.local import Box
 from gofer_sandbox.provider import Capabilities, Feature, Process, Report, Spec
-from gofer_sandbox.record import Record, Reference
+from gofer_sandbox.records import Record, Reference
 from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.control import FifoWire, prepare
+from gofer_sandbox.shell.control import prepare
 from gofer_sandbox.shell.outputs import Ownership
 
 _MARK = "GOFER_SANDBOX_SESSION"
@@ -36,12 +36,6 @@ class UnconfinedBox(Box):
         super().__init__(reference, capabilities, child)
         self.home, self.inside = home, reference.control
         self._mark = f"{_MARK}={session}".encode()
-
-    def wire(self) -> FifoWire:
-        """Over the FIFOs of the control directory, whose place is the same for the shell."""
-        control = self.reference.control
-        owner = Ownership(self.reference.uid, self.reference.gid)
-        return FifoWire(Path(control), owner, control)
 
     def processes(self) -> list[Process]:
         """Every process that carries the mark, save the keeper."""
@@ -60,10 +54,6 @@ class UnconfinedBox(Box):
     def alone(self, shell: Process) -> bool:
         """There is no short way to tell."""
         return False
-
-    def background(self, shell: Process | None) -> list[Process]:
-        """Every process that carries the mark, save the shell."""
-        return [process for process in self.processes() if shell is None or process.pid != shell.pid]
 
     async def destroy(self) -> None:
         """End the keeper first, so that nothing is restarted, then everything with the mark."""

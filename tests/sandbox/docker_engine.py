@@ -209,20 +209,6 @@ class FakeEngine:
         del self.containers[container.id]
         return 204, None
 
-    def do_list(self, query: dict[str, str], body: Any) -> tuple[int, Any]:
-        filters = json.loads(query.get("filters", "{}"))
-        if set(filters) - {"label"} or not isinstance(filters.get("label", []), list):
-            raise Refusal(400, "invalid filter")
-        found = []
-        for container in self.containers.values():
-            labels = container.config.get("Labels") or {}
-            pairs = {f"{k}={v}" for k, v in labels.items()} | set(labels)
-            if (container.running or query.get("all") in ("1", "true")) and pairs >= set(
-                filters.get("label", [])
-            ):
-                found.append({"Id": container.id, "Names": [f"/{container.name}"], "Labels": labels})
-        return 200, found
-
 
 ROUTES: list[tuple[str, str, str, set[str]]] = [
     ("GET", "/info", "info", set()),
@@ -232,7 +218,6 @@ ROUTES: list[tuple[str, str, str, set[str]]] = [
     ("POST", "/containers/([^/]+)/start", "start", set()),
     ("GET", "/containers/([^/]+)/json", "inspect", {"size"}),
     ("DELETE", "/containers/([^/]+)", "remove", {"force", "v"}),
-    ("GET", "/containers/json", "list", {"all", "filters", "limit"}),
 ]
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,13 @@ from gofer_sandbox import (
     Level,
     Limits,
     Record,
+    Reference,
     Sandbox,
     SandboxGone,
     StartFailed,
     Unconfined,
     processes,
+    reap,
     records,
 )
 from gofer_sandbox.docker import Docker, Engine, EngineError
@@ -290,20 +293,25 @@ async def test_an_engine_that_is_not_there_is_said_with_what_to_do(place: Path) 
     assert "is not Docker's engine" in report.words
 
 
-async def test_the_reaper_removes_ours_and_only_what_is_not_kept(engine: FakeEngine, place: Path) -> None:
-    docker, other = provider(engine, place), Docker("debian:12", engine=engine.address, base=place)
-    kept, lost, recorded, foreign = Sandbox(docker), Sandbox(docker), Sandbox(docker), Sandbox(other)
-    for sandbox in (kept, lost, recorded, foreign):
+async def test_the_reaper_ends_a_start_that_was_cut_short_and_nothing_else(
+    engine: FakeEngine, place: Path
+) -> None:
+    docker = provider(engine, place)
+    kept, lost = Sandbox(docker, directory=place / "kept"), Sandbox(docker, directory=place / "lost")
+    for sandbox in (kept, lost):
         await sandbox.start()
-    await Engine(engine.address).create("somebody-else-s", {**_plain(engine), "Labels": {}})
-    records.remove(docker.base, lost.id)
-    records.remove(docker.base, kept.id)
-    assert await docker.reap({kept.id}) == [lost.id]
-    assert len(engine.containers) == 4
-    assert (await recorded.run("echo theirs")).output == "theirs\n"
+    await Engine(engine.address).create("somebody-else-s", _plain(engine))
+    record = lost.record  # as it is written ahead, before the engine has answered
+    ahead = Reference(boot=record.reference.boot, control=record.reference.control)
+    await lost.detach()
+    records.put(docker.base, replace(record, reference=ahead))
+    assert await reap(docker, {kept.id}, within=place) == [lost.id]
+    assert {container.name for container in engine.containers.values()} == {
+        f"gofer-sandbox-{kept.id}",
+        "somebody-else-s",
+    }
     assert (await kept.run("echo here")).output == "here\n"
-    for sandbox in (kept, lost, recorded, foreign):
-        await sandbox.close()
+    await kept.close()
 
 
 def _plain(engine: FakeEngine) -> dict[str, object]:

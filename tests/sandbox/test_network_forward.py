@@ -26,7 +26,7 @@ from gofer_sandbox.network import (
     Rule,
     Unanswered,
 )
-from gofer_sandbox.record import Reference
+from gofer_sandbox.records import Reference
 from sandbox.bare_box import BareBox, bare_box
 from sandbox.upstream import Upstream, upstream
 from support.patience import patience

@@ -13,7 +13,7 @@ import pytest
 
 from gofer_sandbox.errors import InvalidInput
 from gofer_sandbox.network import BlockedRequest, Credential, Egress, GitAccess, Rule
-from gofer_sandbox.record import Reference
+from gofer_sandbox.records import Reference
 from sandbox.bare_box import BareBox, bare_box
 from sandbox.upstream import PASSWORD, USER, Upstream, seed_repositories, upstream
 from support.patience import patience

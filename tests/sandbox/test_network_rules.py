@@ -218,11 +218,8 @@ def test_a_secret_is_masked_in_every_form_an_upstream_would_write_it_in(
         html.escape(secret).encode(),
         data.hex().encode(),
     ):
-        mask = Mask(Credential("X-Key", secret).secrets)
-        mask.feed(form)
-        assert mask.found, form
+        assert b"*" * 8 in Mask(Credential("X-Key", secret).secrets).masked(form), form
     for packed in (base64.b64encode(data), base64.urlsafe_b64encode(data)):
         mask = Mask(Credential("X-Key", secret).secrets)
         left = mask.feed(packed) + mask.rest()
-        assert mask.found
         assert left.count(b"*") >= len(secret.encode()) * 4 // 3 - 3  # all but a few bits at its ends

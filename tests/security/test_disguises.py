@@ -76,7 +76,7 @@ def test_no_disguise_comes_back_into_a_shell(name: str) -> None:
     mask = Mask(Credential.bearer(SECRET).secrets)
     whole = f"see {disguise} there".encode()
     shown = b"".join(mask.feed(whole[at : at + 1]) for at in range(len(whole))) + mask.rest()
-    assert mask.found
+    assert b"*" * 8 in shown
     assert len(shown) == len(whole)
     assert not left_of(shown.decode(), disguise)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gofer_sandbox import Bubblewrap, Limits, Record, Sandbox, records
-from gofer_sandbox.bubblewrap import image
+from gofer_sandbox.bubblewrap import disk_limit
 from gofer_sandbox.limits import MIB
 from gofer_sandbox.provider import IMAGE
 from gofer_sandbox.spares import Fit, Spares
@@ -24,7 +24,7 @@ LIMITS = Limits(disk=30 * MIB, files=2000)
 def folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="images-"))
     path.chmod(0o755)
-    if why := image.shortfall(path):
+    if why := disk_limit.image_shortfall(path):
         pytest.skip(f"no images can be mounted here; this half did not run: {why}")
     yield path
     assert str(path) not in Path("/proc/self/mountinfo").read_text()
@@ -51,7 +51,7 @@ async def test_the_file_system_itself_holds_the_limit(folder: Path) -> None:
         assert result.output == "fallocate: fallocate failed: No space left on device\n"
         result = await sandbox.run("rm *; head -c 100M /dev/zero >a; head -c 100M /dev/zero >b")
         assert "No space left on device" in result.output
-        held = os.stat(folder / "one" / image.NAME).st_blocks * 512
+        held = os.stat(folder / "one" / disk_limit.NAME).st_blocks * 512
         assert held < LIMITS.disk + 16 * MIB
         result = await sandbox.run("rm *; for n in {1..9000}; do : >f$n || break; done 2>&1 | tail -1")
         assert "No space left on device" in result.output

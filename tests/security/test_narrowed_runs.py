@@ -23,7 +23,7 @@ from gofer.store.tables import Trust, events, goals
 from gofer.tool import Shell
 from gofer_sandbox import Level
 from gofer_sandbox.network import AllowedHost, Egress
-from gofer_sandbox.record import Reference
+from gofer_sandbox.records import Reference
 from gofer_standins.github import git
 from gofer_standins.telegram import Telegram
 from sandbox.bare_box import bare_box

@@ -31,8 +31,8 @@ PROBING = """
 import asyncio, os, sys
 from pathlib import Path
 from gofer_sandbox import Bubblewrap
-from gofer_sandbox.bubblewrap import trial
-trial._facts = lambda _: os.kill(os.getpid(), 9)
+from gofer_sandbox.bubblewrap import probe
+probe._facts = lambda _: os.kill(os.getpid(), 9)
 asyncio.run(Bubblewrap(base=Path(sys.argv[1])).probe())
 """
 

@@ -17,7 +17,7 @@ import pytest
 
 from gofer_sandbox.network import Credential, Egress, GitAccess, Rule, Unanswered
 from gofer_sandbox.network.git import FetchRequest, Known, RefFilter
-from gofer_sandbox.record import Reference
+from gofer_sandbox.records import Reference
 from sandbox.bare_box import BareBox, bare_box
 from sandbox.upstream import PASSWORD, USER, Upstream, seed_repositories, upstream
 

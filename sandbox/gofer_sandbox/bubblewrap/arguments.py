@@ -32,24 +32,10 @@ NOTHING = "motd"
 """An empty file, to be put in place of what says something of the host."""
 
 _HOSTS = (
-    "alternatives",
-    "ca-certificates.conf",
-    "debian_version",
-    "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "localtime",
-    "magic",
-    "mime.types",
-    "os-release",
-    "pki/ca-trust/extracted",
-    "pki/tls/certs",
-    "protocols",
-    "services",
-    "ssl/certs",
-    "ssl/openssl.cnf",
-    "timezone",
-)
+    "alternatives", "ca-certificates.conf", "debian_version", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
+    "localtime", "magic", "mime.types", "os-release", "pki/ca-trust/extracted", "pki/tls/certs", "protocols",
+    "services", "ssl/certs", "ssl/openssl.cnf", "timezone",
+)  # fmt: skip
 
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -140,18 +126,18 @@ def keeper() -> Sequence[str]:
     return [bash, *scripts.KEEPER_OPTIONS, f"{scripts.INSIDE}/keeper"]
 
 
-def make_etc(base: Path, host: Path = Path("/etc")) -> Path:
+def make_etc(base: Path) -> Path:
     """The /etc every sandbox sees: what programs need of the host's, and nothing that says who or where it is.
 
     It is made once and shared read-only: one bind costs a session far less than one for each file. The directory is
     named by what it is made of, so that a living sandbox's is never changed."""
-    path = base / f"etc-{_fingerprint(host)}"
+    path = base / f"etc-{_fingerprint()}"
     if path.is_dir():
         return path
     temporary = Path(tempfile.mkdtemp(prefix="etc.", dir=base))
     for name in _HOSTS:
         with contextlib.suppress(OSError, shutil.Error):
-            _copy(host / name, temporary / name)
+            _copy(Path("/etc", name), temporary / name)
     for name, text in _OURS.items():
         (temporary / name).write_text(text)
     _open_to_all(temporary)
@@ -162,11 +148,11 @@ def make_etc(base: Path, host: Path = Path("/etc")) -> Path:
     return path
 
 
-def _fingerprint(host: Path) -> str:
+def _fingerprint() -> str:
     seen = hashlib.sha256(repr(sorted(_OURS.items())).encode())
     for name in _HOSTS:
         with contextlib.suppress(OSError):
-            status = (host / name).stat()
+            status = Path("/etc", name).stat()
             seen.update(f"{name} {status.st_ino} {status.st_mtime_ns} {status.st_size}\n".encode())
     return seen.hexdigest()[:16]
 

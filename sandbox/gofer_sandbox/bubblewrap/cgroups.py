@@ -34,12 +34,9 @@ Setting = tuple[str, str, object]
 
 
 def _write(path: Path | str, value: object) -> None:
-    """Write a value to a file of the kernel. O_CREAT is for the files of a test's stand-in."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        os.write(fd, str(value).encode())
-    finally:
-        os.close(fd)
+    """Write a value to a file of the kernel, at once."""
+    with open(path, "wb", 0) as file:
+        file.write(str(value).encode())
 
 
 def _number(path: Path, key: bytes) -> int:
@@ -65,9 +62,9 @@ def _gone(place: Path) -> bool:
     return True
 
 
-def _outside(place: Path, pid: int) -> str:
-    """That a process is not in a group, if so."""
-    return "" if str(pid) in (place / "cgroup.procs").read_text().split() else f"it is not in {place}"
+def _members(place: Path) -> list[int]:
+    """The processes in a group."""
+    return [int(pid) for pid in (place / "cgroup.procs").read_text().split()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,21 +161,21 @@ class ControlGroup:
     def shortfall(self, pid: int, limits: Limits) -> str:
         """Why a process is not under these limits, by the kernel's own account; nothing when it is."""
         try:
-            found = [_outside(place, pid) for place in self.directories()]
+            found = [f"it is not in {place}" for place in self.directories() if pid not in _members(place)]
             # What the kernel makes of a size of memory is whole pages.
             memory = limits.memory - limits.memory % os.sysconf("SC_PAGE_SIZE")
             for controller, file, value in self.version.required(replace(limits, memory=memory)):
                 now = (self.places[controller] / file).read_text().strip()
-                found.append("" if now == str(value) else f"{file} is {now}, not {value}")
+                found += [] if now == str(value) else [f"{file} is {now}, not {value}"]
         except OSError as error:
             return str(error)
-        return "; ".join(filter(None, found))
+        return "; ".join(found)
 
     def end(self) -> None:
         """Kill whatever is inside. Its name is a session's of ours, so nothing else can be in it."""
         with contextlib.suppress(OSError):
-            for pid in (self.places["pids"] / "cgroup.procs").read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
+            for pid in _members(self.places["pids"]):
+                os.kill(pid, signal.SIGKILL)
 
     def remove(self) -> None:
         """Remove the groups. Each can only go once the kernel has let go of its last process, which takes an
@@ -288,14 +285,14 @@ def _version_2(root: Path, memberships: dict[str, str]) -> Groups | str:
     if mounted is None:
         return "there is no unified hierarchy"
     own = _below(mounted, memberships.get("", "/"))
-    if _outside(own, os.getpid()):
+    if os.getpid() not in _members(own):
         return "the unified hierarchy that is mounted is not ours but the host's"
     parent = own.parent if own.name in (GIVEN, MOVED) else own
     missing = {"memory", "pids", "cpu"} - set((parent / "cgroup.controllers").read_text().split())
     if missing:
         return f"the unified hierarchy gives us no {', '.join(sorted(missing))} controller"
     try:
-        _enable(parent, _in_the_way(parent, mounted))
+        _enable(parent, mounted)
         return Groups(V2, dict.fromkeys(("memory", "pids", "cpu"), parent), mounted)
     except OSError as error:
         if error.errno == errno.EBUSY and (others := beside_us(parent)):
@@ -306,15 +303,15 @@ def _version_2(root: Path, memberships: dict[str, str]) -> Groups | str:
 def beside_us(place: Path) -> list[str]:
     """What else runs in a group, such as the make or sh around the server. It may not be ours to move."""
     found = []
-    for pid in (place / "cgroup.procs").read_text().split():
+    for pid in _members(place):
         with contextlib.suppress(OSError):
             found.append(Path(f"/proc/{pid}/comm").read_text().strip())
     return sorted(found)
 
 
-def _enable(parent: Path, ours: list[int]) -> None:
+def _enable(parent: Path, mounted: Path) -> None:
     """Have the children of a directory get the controllers. Processes may only be in its leaves, so those of ours
-    that are in the way move to one."""
+    that are in the way move to one: this one, or all of them in a container, where every process is ours."""
     control = parent / "cgroup.subtree_control"
     if {"memory", "pids", "cpu"} <= set(control.read_text().split()):
         return
@@ -323,17 +320,10 @@ def _enable(parent: Path, ours: list[int]) -> None:
     except OSError:
         leaf = parent / MOVED
         leaf.mkdir(exist_ok=True)
-        for pid in ours:
+        for pid in [os.getpid()] if parent != mounted else _members(parent):
             with contextlib.suppress(ProcessLookupError):
                 _write(leaf / "cgroup.procs", pid)
         _write(control, "+memory +pids +cpu")
-
-
-def _in_the_way(parent: Path, mounted: Path) -> list[int]:
-    """The processes to move: this one, or all of them in a container, where every process is ours."""
-    if parent != mounted:
-        return [os.getpid()]
-    return [int(pid) for pid in (parent / "cgroup.procs").read_text().split()]
 
 
 def _below(mounted: Path, path: str) -> Path:

@@ -11,12 +11,14 @@ import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
-from gofer_sandbox import processes, records, runtime, users
-from gofer_sandbox.bubblewrap import arguments, binary, image, quota, seccomp
+from gofer_sandbox import processes, records, runtime
+from gofer_sandbox.bubblewrap import arguments, binary, seccomp
 from gofer_sandbox.bubblewrap.cgroups import ControlGroup
-from gofer_sandbox.bubblewrap.probe import QUOTA_FIX, Probe
+from gofer_sandbox.bubblewrap.disk_limit import DiskLimit, held_by, unmount, unmount_device
+from gofer_sandbox.bubblewrap.probe import Probe
 from gofer_sandbox.bubblewrap.spawn import Spawned, as_user, spawn, through_mount
 from gofer_sandbox.errors import StartFailed
 from gofer_sandbox.inspection import is_alive
@@ -24,18 +26,8 @@ from gofer_sandbox.kernel import take_place
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import MIB, RESERVE, Limits
 from gofer_sandbox.local import Box
-from gofer_sandbox.provider import (
-    IMAGE,
-    PROJECT_QUOTA,
-    WATCHED,
-    Capabilities,
-    Feature,
-    Pressure,
-    Process,
-    Report,
-    Spec,
-)
-from gofer_sandbox.record import Record, Reference
+from gofer_sandbox.provider import IMAGE, WATCHED, Capabilities, Pressure, Process, Report, Spec
+from gofer_sandbox.records import Record, Reference
 from gofer_sandbox.shell import scripts, socket_wire
 from gofer_sandbox.shell.control import prepare
 from gofer_sandbox.shell.outputs import Ownership
@@ -66,20 +58,16 @@ class Bubblewrap:
         `workspaces` is where sessions' directories will be: what holds the disk limit there is what is reported.
         `images` keeps each in an image of limited size where the server is root and there are no project quotas."""
         self.reserve = reserve
-        self._workspaces, self._images = workspaces, images
-        self._quota_missing: dict[int, str] = {}
-        """Why there are no project quotas, by device; nothing where there are."""
+        self._workspaces, self._disk = workspaces, DiskLimit(images)
         self._minimum, self._bwrap, self._use_cgroups = minimum, bwrap, use_cgroups
         self._given_base = base
         self._probe: Probe | None = None
         self._lock = asyncio.Lock()
 
-    @property
+    @cached_property
     def base(self) -> Path:
         """Where control directories are made."""
-        if self._given_base is None:
-            self._given_base = runtime.directory()
-        return self._given_base
+        return self._given_base or runtime.directory()
 
     async def probe(self) -> Report:
         """Try every feature for real, once."""
@@ -101,44 +89,9 @@ class Bubblewrap:
                     probe.groups.resume(record.id, record.reference.pid, record.limits)
         if probe.bwrap is None:
             return probe
-        place = self._workspaces or Path(tempfile.gettempdir())
-        with contextlib.suppress(OSError):
-            place.mkdir(parents=True, exist_ok=True)
-        disk_by, why = PROJECT_QUOTA, self._without_quota(place)
-        if why and self._images:
-            disk_by, why = IMAGE, image.shortfall(place)
-        disk_by, fix = (WATCHED, QUOTA_FIX) if why else (disk_by, "")
-        feature = Feature("disk limit held by the file system", not why, why, fix)
+        disk_by, feature = self._disk.probe(self._workspaces or Path(tempfile.gettempdir()))
         report = replace(probe.report, features=(*probe.report.features, feature), disk_by=disk_by)
         return replace(probe, report=report)
-
-    def _without_quota(self, place: Path) -> str:
-        """Why the file system there does not hold a limit; tried once for each."""
-        try:
-            device = place.stat().st_dev
-        except OSError as error:
-            return str(error)
-        if device not in self._quota_missing:
-            self._quota_missing[device] = quota.shortfall(place)
-        return self._quota_missing[device]
-
-    def _hold_disk(self, spec: Spec) -> str:
-        """Have the file system hold the limit, where it can; what holds it then."""
-        if spec.share:
-            return _disk_by(spec.share.workspace.parent)
-        images = self._images or image.applies(spec.directory)
-        with contextlib.suppress(OSError, image.ImageFailed):
-            if not image.applies(spec.directory) and not self._without_quota(spec.directory):
-                quota.apply(spec.workspace, spec.limits)
-                return PROJECT_QUOTA
-            if images and os.geteuid() == 0:
-                image.mount(spec.directory, spec.limits)
-                return IMAGE
-        if image.applies(spec.directory):
-            raise StartFailed(
-                "the image that holds the session's files cannot be mounted; is the server root?"
-            )
-        return WATCHED
 
     async def _accepted(self) -> Probe:
         probe = await self._probed()
@@ -148,7 +101,7 @@ class Bubblewrap:
     async def start(self, spec: Spec) -> Box:
         """Make the control directory and the groups, and spawn the keeper as a member of them."""
         probe = await self._accepted()
-        uid, gid = users.claim(self.base, spec)
+        uid, gid = runtime.claim(self.base, spec)
         group = probe.groups.open(spec.id) if probe.groups else None
         reference = Reference(uid=uid, gid=gid, control=str(self.base / spec.id), boot=processes.boot_id())
         try:
@@ -167,7 +120,7 @@ class Bubblewrap:
         except BaseException:
             await clean_up(spec.id, reference, group)
             if spec.share is None:
-                await asyncio.to_thread(image.unmount, spec.workspace)
+                await asyncio.to_thread(unmount, spec.workspace)
             raise
         if disk_by == IMAGE and spec.share is None:
             box.image = spec.workspace.stat().st_dev
@@ -200,7 +153,7 @@ class Bubblewrap:
 
         assert probe.bwrap is not None
         assert probe.etc is not None
-        disk_by = self._hold_disk(spec)
+        disk_by = self._disk.hold(spec)
         control, uid = Path(reference.control), reference.uid
         workspace, prefix = _reachable(spec.workspace, control / "w", uid)
         options = arguments.session(
@@ -242,7 +195,7 @@ class Bubblewrap:
         # A session may have begun where groups could not be.
         limited = group is not None and not group.shortfall(reference.pid, record.limits)
         monitor = processes.child_of_ours(reference.pid)  # when we have let go of it before
-        capabilities = _capabilities(probe, limited, _disk_by(Path(record.directory)))
+        capabilities = _capabilities(probe, limited, held_by(Path(record.directory)))
         try:
             box = BubblewrapBox(record.id, reference, capabilities, group, record.limits, monitor)
             if capabilities.disk_by == IMAGE:
@@ -261,14 +214,7 @@ class Bubblewrap:
         if group:
             group.end()
         await clean_up(record.id, record.reference, group)
-        await asyncio.to_thread(image.unmount, Path(record.directory, "workspace"))
-
-
-def _disk_by(directory: Path) -> str:
-    """What holds the disk limit of a session that lives."""
-    if image.applies(directory):
-        return IMAGE
-    return PROJECT_QUOTA if os.geteuid() == 0 and quota.applies(directory / "workspace") else WATCHED
+        await asyncio.to_thread(unmount, Path(record.directory, "workspace"))
 
 
 def _capabilities(probe: Probe, limited: bool, disk_by: str) -> Capabilities:
@@ -284,7 +230,7 @@ def _reachable(workspace: Path, staging: Path, uid: int) -> tuple[Path, list[str
     that user."""
     if os.geteuid() != 0:
         return workspace, []
-    users.hand_over(workspace, uid)
+    runtime.hand_over(workspace, uid)
     if binary.reachable_by_others(workspace):
         return workspace, []
     staging.mkdir(mode=0o755)
@@ -406,11 +352,11 @@ class BubblewrapBox(Box):
         self.detach()
         await clean_up(self._session, self.reference, self._group)
         if self.image is not None:
-            await asyncio.to_thread(image.unmount_device, self.image)
+            await asyncio.to_thread(unmount_device, self.image)
 
 
 async def clean_up(session: str, reference: Reference, group: ControlGroup | None) -> None:
     """Remove what a sandbox that has ended leaves on the host."""
     if group:
         await asyncio.to_thread(group.remove)
-    await asyncio.to_thread(users.release, session, reference)
+    await asyncio.to_thread(runtime.release, session, reference)

@@ -120,6 +120,8 @@ def program(machine: str | None = None, *, preallocation: bool = False) -> bytes
 def _instructions(machine: Machine, preallocation: bool) -> list[_Instruction]:
     checked = machine.checked
     calls = sorted({*machine.refused.values(), *REFUSED_EVERYWHERE.values()})
+    ioctls = dict.fromkeys((_TIOCSTI, _TIOCLINUX, *_SET_FLAGS), errno.EPERM)
+    ioctls |= {} if preallocation else dict.fromkeys(_RESERVE, errno.EOPNOTSUPP)
     return [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_JUMP_EQUAL, 1, 0, machine.audit),
@@ -132,7 +134,7 @@ def _instructions(machine: Machine, preallocation: bool) -> list[_Instruction]:
         (_JUMP_EQUAL, 0, 1, checked["clone3"]),
         _fail(errno.ENOSYS),
         *_refuse_if(checked["clone"], 0, [(_JUMP_ANY_BIT, 0, 1, _NAMESPACES_OF_CLONE)], errno.EPERM),
-        *_refuse_ioctls(checked["ioctl"], preallocation),
+        *_refuse_values(checked["ioctl"], ioctls),
         *_refuse_values(checked["fcntl"], dict.fromkeys(_LEASES, errno.EINVAL)),
         *_refuse_limits_of_others(checked["prlimit"]),
         *([] if preallocation else _only(checked["fallocate"], (_PUNCH_HOLE,), errno.EOPNOTSUPP, argument=1)),
@@ -163,13 +165,6 @@ def _only(call: int, values: tuple[int, ...], number: int, argument: int = 0) ->
     """For one call: allow these values of an argument."""
     tests = [(_JUMP_EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
     return _refuse_if(call, argument, tests, number)
-
-
-def _refuse_ioctls(call: int, preallocation: bool) -> list[_Instruction]:
-    errors = dict.fromkeys((_TIOCSTI, _TIOCLINUX, *_SET_FLAGS), errno.EPERM)
-    if not preallocation:
-        errors |= dict.fromkeys(_RESERVE, errno.EOPNOTSUPP)
-    return _refuse_values(call, errors)
 
 
 def _refuse_values(call: int, errors: dict[int, int]) -> list[_Instruction]:

@@ -79,8 +79,12 @@ def spawn(
             process = _popen([*arguments, *command], [*passed, *shared], standard, environment or {})
         while passed:
             os.close(passed.pop())
-        if meanwhile:
-            _do(meanwhile, process, info, said)
+        try:
+            if meanwhile:
+                meanwhile(info)
+        except BaseException:
+            Spawned(process.pid, _child(process, info, said)).end()
+            raise
         return Spawned(process.pid, _child(process, info, said))
     finally:
         for fd in (*ours, *passed):
@@ -97,15 +101,6 @@ def _pipe(readers: list[int], writers: list[int]) -> tuple[int, int]:
     """A pipe whose ends are closed each with the others."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     return _kept(readers, reader), _kept(writers, writer)
-
-
-def _do(meanwhile: Callable[[int], None], process: subprocess.Popen[bytes], info: int, said: int) -> None:
-    """End what was started when that fails."""
-    try:
-        meanwhile(info)
-    except BaseException:
-        Spawned(process.pid, _child(process, info, said)).end()
-        raise
 
 
 def _popen(

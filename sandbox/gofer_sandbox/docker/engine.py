@@ -55,11 +55,9 @@ class Engine:
             try:
                 yield client
             except httpx2.TransportError as error:
-                raise EngineError(self._unreachable(error)) from error
-
-    def _unreachable(self, error: Exception) -> str:
-        fix = "is the engine running, and may this user open its socket (group docker)?"
-        return f"cannot reach Docker's engine at {self.address}: {error or type(error).__name__}; {fix}"
+                why = f"cannot reach Docker's engine at {self.address}: {error or type(error).__name__}"
+                fix = "is the engine running, and may this user open its socket (group docker)?"
+                raise EngineError(f"{why}; {fix}") from error
 
     async def _call(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: object = None
@@ -75,22 +73,16 @@ class Engine:
     async def _negotiated(self) -> str:
         """The version we were written for, if the engine has it, else the nearest one it does have."""
         if self._version is None:
-            known = await self.version()
-            newest, oldest = _number(known["ApiVersion"]), _number(known["MinAPIVersion"])
+            async with self._client(_TIMEOUT) as client:
+                answer = await client.get("/version")  # the one path that needs none
+            try:
+                known = answer.json()
+                newest, oldest = _number(known["ApiVersion"]), _number(known["MinAPIVersion"])
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise EngineError(f"what answers at {self.address} is not Docker's engine") from error
             major, minor = min(max(_PREFERRED, oldest), newest)
             self._version = f"{major}.{minor}"
         return self._version
-
-    async def version(self) -> dict[str, Any]:
-        """What the engine says of itself; needs no version in its path."""
-        async with self._client(_TIMEOUT) as client:
-            answer = await client.get("/version")
-        try:
-            known: dict[str, Any] = answer.json()
-            known["ApiVersion"], known["MinAPIVersion"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise EngineError(f"what answers at {self.address} is not Docker's engine") from error
-        return known
 
     async def info(self) -> dict[str, Any]:
         """What the engine's machine can do."""
@@ -143,11 +135,6 @@ class Engine:
         except EngineError as error:
             if error.status not in (404, 409):
                 raise
-
-    async def labelled(self, *labels: str) -> list[dict[str, Any]]:
-        """Containers, running or not, that carry all these labels (`name` or `name=value`)."""
-        filters = json.dumps({"label": list(labels)})
-        return list(await self._call("GET", "/containers/json", query={"all": "true", "filters": filters}))
 
 
 def _number(version: str) -> tuple[int, int]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Collection
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gofer_sandbox import processes, records, runtime, users
+from gofer_sandbox import processes, runtime
 from gofer_sandbox.bubblewrap.arguments import ENVIRONMENT, HOME
 from gofer_sandbox.docker.engine import DEFAULT, Engine, EngineError
 from gofer_sandbox.errors import StartFailed
@@ -25,13 +25,11 @@ from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import RESERVE, Limits
 from gofer_sandbox.local import Box
 from gofer_sandbox.provider import Capabilities, Feature, Pressure, Report, Spec
-from gofer_sandbox.record import Record, Reference
+from gofer_sandbox.records import Record, Reference
 from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.control import FifoWire, prepare
+from gofer_sandbox.shell.control import prepare
 from gofer_sandbox.shell.outputs import Ownership
 
-_SESSION_LABEL = "gofer-sandbox.session"
-_OWNER_LABEL = "gofer-sandbox.base"
 _HIDDEN = (
     "the container runs, but its processes and files cannot be seen from here. Run on the engine's machine as"
     " root or as the user who owns the containers; inside a container add --pid=host and mount the data"
@@ -51,11 +49,6 @@ class DockerBox(Box):
     ) -> None:
         super().__init__(reference, capabilities, None)
         self._session, self._engine, self._limits = session, engine, limits
-
-    def wire(self) -> FifoWire:
-        """Over the FIFOs of the control directory, which the container sees too: its engine passes no descriptors."""
-        owner = Ownership(self.reference.uid, self.reference.gid)
-        return FifoWire(Path(self.reference.control), owner)
 
     def pressure(self) -> Pressure:
         """By counting: how often the engine's control group was hit is not in its API."""
@@ -98,12 +91,10 @@ class Docker:
         self._report = Report(self.name, Level.NONE)
         self._lock = asyncio.Lock()
 
-    @property
+    @cached_property
     def base(self) -> Path:
         """Where control directories are made."""
-        if self._given_base is None:
-            self._given_base = runtime.directory()
-        return self._given_base
+        return self._given_base or runtime.directory()
 
     async def probe(self) -> Report:
         """Ask the engine about itself, its limits, the runtime and the image, once it answers."""
@@ -127,11 +118,11 @@ class Docker:
         """Make the control directory and the container, start it, and make sure that we can reach into it."""
         (await self.probe()).require(self._minimum)
         await self._have_image()
-        uid, gid = users.claim(self.base, spec)
+        uid, gid = runtime.claim(self.base, spec)
         reference = Reference(uid=uid, gid=gid, control=str(self.base / spec.id), boot=processes.boot_id())
         try:
             await asyncio.to_thread(_prepare, self.base, spec, uid, gid)
-            handle = await self._engine.create(f"gofer-sandbox-{spec.id}", self._container(spec, uid, gid))
+            handle = await self._engine.create(_name(spec.id), self._container(spec, uid, gid))
             reference = replace(reference, handle=handle)
             await self._engine.start(handle)
             return self._box(spec.id, await self._located(reference), spec.limits)
@@ -195,17 +186,6 @@ class Docker:
         """Remove container, control directory and claim."""
         await _clean_up(self._engine, record.id, record.reference)
 
-    async def reap(self, keep: Collection[str]) -> list[str]:
-        """Remove containers that belong neither to a session to be kept nor to any that has a record, which is
-        for `gofer_sandbox.reap` to end. Those of another base directory are not ours."""
-        removed = []
-        for container in await self._engine.labelled(_SESSION_LABEL, f"{_OWNER_LABEL}={self.base}"):
-            session = container["Labels"][_SESSION_LABEL]
-            if session not in keep and not records.known(self.base, session):
-                await self._engine.remove(container["Id"])
-                removed.append(session)
-        return removed
-
     def _container(self, spec: Spec, uid: int, gid: int) -> dict[str, Any]:
         """The request for `POST /containers/create`: everything closed that can be closed."""
         # In a rootless engine's containers the user who runs it is called root.
@@ -219,7 +199,7 @@ class Docker:
             "WorkingDir": HOME,
             "Hostname": "sandbox",
             "Env": [f"{name}={value}" for name, value in environment.items()],
-            "Labels": {_SESSION_LABEL: spec.id, _OWNER_LABEL: str(self.base)},
+            "Labels": {"gofer-sandbox.session": spec.id},
             "AttachStdin": False,
             "AttachStdout": False,
             "AttachStderr": False,
@@ -335,16 +315,20 @@ def _prepare(base: Path, spec: Spec, uid: int, gid: int) -> None:
     channel = scripts.Channel()
     keeper = scripts.keeper(spec.limits, None, None, channel)
     prepare(control, keeper, Ownership(uid, gid), channel)
-    users.hand_over(spec.workspace, uid)
+    runtime.hand_over(spec.workspace, uid)
+
+
+def _name(session: str) -> str:
+    return f"gofer-sandbox-{session}"
 
 
 async def _clean_up(engine: Engine, session: str, reference: Reference) -> None:
-    """Remove what a container leaves: itself, and whatever the engine says, control directory and user id."""
+    """Remove what a container leaves: itself, and whatever the engine says, control directory and user id. A start that
+    was cut short may have made it without our having heard its handle."""
     try:
-        if reference.handle:
-            await engine.remove(reference.handle)
+        await engine.remove(reference.handle or _name(session))
     finally:
-        await asyncio.to_thread(users.release, session, reference)
+        await asyncio.to_thread(runtime.release, session, reference)
 
 
 def _same_file(one: str, other: str) -> bool:

@@ -5,7 +5,6 @@ from gofer_sandbox.files.confinement import (
     ConfinedFiles,
     Edited,
     FileEntry,
-    FileLimits,
     Listing,
     Written,
 )
@@ -22,7 +21,7 @@ from gofer_sandbox.files.errors import (
     NoSpace,
     NotAFile,
 )
-from gofer_sandbox.files.text import PageLimits, TextPage
+from gofer_sandbox.files.text import TextPage
 
 __all__ = [
     "BinaryFile",
@@ -34,7 +33,6 @@ __all__ = [
     "FileBusy",
     "FileEntry",
     "FileError",
-    "FileLimits",
     "FileMissing",
     "FileRefused",
     "FileTooLarge",
@@ -42,7 +40,6 @@ __all__ = [
     "Listing",
     "NoSpace",
     "NotAFile",
-    "PageLimits",
     "TextPage",
     "Written",
 ]

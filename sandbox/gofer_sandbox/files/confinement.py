@@ -7,8 +7,8 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from gofer_sandbox.errors import SandboxGone
 from gofer_sandbox.files import edits as editing
@@ -23,7 +23,7 @@ from gofer_sandbox.files.errors import (
     NotAFile,
     explained,
 )
-from gofer_sandbox.files.text import SNIFF, PageLimits, TextPage, is_binary, read_page
+from gofer_sandbox.files.text import SNIFF, TextPage, is_binary, read_page
 from gofer_sandbox.kernel import (
     PROC_SUPER_MAGIC,
     RESOLVE_IN_ROOT,
@@ -35,18 +35,12 @@ from gofer_sandbox.kernel import (
     mount_id,
     openat2,
 )
+from gofer_sandbox.limits import MIB
+from gofer_sandbox.shell.scripts import INSIDE
 
+MAX_READ, MAX_WRITE, MAX_EDIT = 16 * MIB, 64 * MIB, 8 * MIB
+"""Bytes that one file operation may hold in memory or answer with."""
 _MAX_NAMES = 100_000  # a directory beyond this is listed in part, so that time and memory stay bounded
-
-
-@dataclass(frozen=True, slots=True)
-class FileLimits:
-    """How much one file operation may hold in memory or answer with."""
-
-    read_bytes: int = 16 * 1024 * 1024
-    write_bytes: int = 64 * 1024 * 1024
-    edit_bytes: int = 8 * 1024 * 1024
-    page: PageLimits = field(default_factory=PageLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +99,8 @@ class ConfinedFiles:
     lead a command inside and never out. The methods block: call them in a worker thread.
     """
 
-    def __init__(
-        self,
-        pid: int,
-        uid: int,
-        gid: int,
-        *,
-        base: str = "/",
-        private: Sequence[str] = ("/run/s",),
-        limits: FileLimits | None = None,
-    ) -> None:
-        """`base` is where relative paths begin; `private` are the sandbox's own mounts, always refused."""
+    def __init__(self, pid: int, uid: int, gid: int, base: str) -> None:
+        """`base` is where relative paths begin."""
         if os.geteuid() not in (0, uid):
             raise FileRefused("/", f"only root or uid {uid} can reach this sandbox's files")
         try:
@@ -123,27 +108,17 @@ class ConfinedFiles:
         except (FileNotFoundError, ProcessLookupError):
             raise SandboxGone from None
         self._uid, self._gid = uid, gid
-        self._base = absolute_path(base)
-        self._private = tuple(private)
-        self._limits = limits or FileLimits()
+        self._base = base
 
     def close(self) -> None:
         """Let go of the process; the object is of no use afterwards."""
-        process, self._process = self._process, -1
-        if process >= 0:
-            os.close(process)
-
-    def __enter__(self) -> ConfinedFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        os.close(self._process)
 
     def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> BytesPage:
         """Up to `limit` bytes from `offset`; the limit is capped by the library's own."""
         if offset < 0 or (limit is not None and limit < 0):
             raise InvalidPath(path, "offset and limit cannot be negative")
-        want = min(self._limits.read_bytes if limit is None else limit, self._limits.read_bytes)
+        want = MAX_READ if limit is None else min(limit, MAX_READ)
         with self._entered(path) as (root, whole), closing(root.open_regular(whole)) as fd:
             return BytesPage(whole, _read(fd, offset, want), offset, os.fstat(fd).st_size)
 
@@ -155,16 +130,13 @@ class ConfinedFiles:
             if is_binary(os.pread(fd, SNIFF, 0)):
                 size = os.fstat(fd).st_size
                 raise BinaryFile(whole, f"binary file of {size} bytes; read it as bytes or use a command")
-            return read_page(fd, whole, first_line, lines, self._limits.page)
+            return read_page(fd, whole, first_line, lines)
 
     def write(self, path: str, data: bytes) -> Written:
         """Put the content in place atomically, making the directories above it; keeps an old file's mode."""
-        if len(data) > self._limits.write_bytes:
-            raise FileTooLarge(
-                str(path), f"{len(data)} bytes; at most {self._limits.write_bytes} can be written"
-            )
+        if len(data) > MAX_WRITE:
+            raise FileTooLarge(str(path), f"{len(data)} bytes; at most {MAX_WRITE} can be written")
         with self._entered(path) as (root, whole):
-            split(whole)
             parent, name = root.open_parent(whole, create=True)
             with closing(parent):
                 before = _replaceable(parent, name, whole)
@@ -179,7 +151,7 @@ class ConfinedFiles:
                 info = _replaceable(parent, name, whole)
                 with closing(root.open_regular(whole)) as fd:
                     opened = os.fstat(fd)
-                    before = self._editable(fd, whole)
+                    before = _editable(fd, whole)
                 spans = editing.find(whole, before, edits)
                 after = editing.apply(before, spans)
                 if info is None or not _same(info, opened) or not _unchanged(parent, name, opened):
@@ -197,37 +169,26 @@ class ConfinedFiles:
         ):
             return list_directory(fd, whole, limit)
 
-    def stat(self, path: str, *, follow: bool = True) -> FileEntry:
-        """What the path is; with `follow` false, a link itself."""
-        with self._entered(path) as (root, whole):
-            flags = os.O_PATH if follow else os.O_PATH | os.O_NOFOLLOW
-            with closing(root.open(whole, flags)) as fd:
-                info = os.fstat(fd)
-                target = os.readlink("", dir_fd=fd) if stat.S_ISLNK(info.st_mode) else None
-                return _describe(whole.rstrip("/").rpartition("/")[2] or "/", info, target)
-
     @contextmanager
     def _entered(self, path: str) -> Iterator[tuple[Root, str]]:
         """Open the root with the server's rights, then act as the session, with errors in plain words."""
         whole = absolute_path(path, self._base)
         try:
             with explained(whole), closing(open_root(self._process)) as fd, acting_as(self._uid, self._gid):
-                yield Root(fd, self._private), whole
+                yield Root(fd), whole
         except FileMissing:
             os.close(open_root(self._process))  # SandboxGone where it was the mounts that went away meanwhile
             raise
 
-    def _editable(self, fd: int, path: str) -> bytes:
-        size = os.fstat(fd).st_size
-        limit = self._limits.edit_bytes
-        if size > limit:
-            raise FileTooLarge(
-                path, f"{size} bytes; at most {limit} can be edited, use a command such as sed"
-            )
-        data = _read(fd, 0, limit)
-        if is_binary(data):
-            raise BinaryFile(path, "a binary file cannot be edited as text")
-        return data
+
+def _editable(fd: int, path: str) -> bytes:
+    size = os.fstat(fd).st_size
+    if size > MAX_EDIT:
+        raise FileTooLarge(path, f"{size} bytes; at most {MAX_EDIT} can be edited, use a command such as sed")
+    data = _read(fd, 0, MAX_EDIT)
+    if is_binary(data):
+        raise BinaryFile(path, "a binary file cannot be edited as text")
+    return data
 
 
 def _read(fd: int, offset: int, want: int) -> bytes:
@@ -295,12 +256,6 @@ def _printable(name: str) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
-def _describe(name: str, info: os.stat_result, target: str | None) -> FileEntry:
-    shown = None if target is None else _printable(target)
-    mode = stat.S_IMODE(info.st_mode)
-    return FileEntry(_printable(name), kind_of(info.st_mode), info.st_size, mode, info.st_mtime, shown)
-
-
 def list_directory(fd: int, path: str, limit: int) -> Listing:
     """Names first, since sorting needs them all; details only for those that are answered."""
     names = []
@@ -318,10 +273,11 @@ def _entry(fd: int, name: str) -> FileEntry | None:
     """The entry, or None where it went away while we looked."""
     try:
         info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        target = os.readlink(name, dir_fd=fd) if stat.S_ISLNK(info.st_mode) else None
+        target = _printable(os.readlink(name, dir_fd=fd)) if stat.S_ISLNK(info.st_mode) else None
     except OSError:
         return None
-    return _describe(name, info, target)
+    mode = stat.S_IMODE(info.st_mode)
+    return FileEntry(_printable(name), kind_of(info.st_mode), info.st_size, mode, info.st_mtime, target)
 
 
 _RESOLVE = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
@@ -346,14 +302,14 @@ def open_root(process: int) -> int:
 class Root:
     """One operation's view of the sandbox's files; every path is resolved by the kernel within it."""
 
-    def __init__(self, fd: int, private: tuple[str, ...]) -> None:
+    def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._private = frozenset(i for i in map(self._mount_of, private) if i is not None)
+        self._private = self._control_mount()
 
-    def _mount_of(self, path: str) -> int | None:
-        """The mount id of a private place, unless it is not a mount of its own here."""
+    def _control_mount(self) -> int | None:
+        """The mount id of the control directory, unless it is not a mount of its own here."""
         try:
-            fd = openat2(self.fd, path, os.O_PATH, _RESOLVE | RESOLVE_NO_SYMLINKS)
+            fd = openat2(self.fd, INSIDE, os.O_PATH, _RESOLVE | RESOLVE_NO_SYMLINKS)
         except OSError:
             return None
         with closing(fd):
@@ -379,7 +335,7 @@ class Root:
     def _refuse_machinery(self, fd: int, path: str) -> None:
         if filesystem_type(fd) == PROC_SUPER_MAGIC:
             raise FileRefused(path, "files of /proc are not read from outside; use a command")
-        if self._private and mount_id(fd) in self._private:
+        if self._private is not None and mount_id(fd) == self._private:
             raise FileRefused(path, "it belongs to the sandbox itself")
 
     def open_regular(self, path: str) -> int:
@@ -417,11 +373,8 @@ class Root:
         made = ""
         for part in (p for p in path.split("/") if p):
             above, made = made or "/", f"{made}/{part}"
-            with closing(self.open_directory(above)) as parent:
-                try:
-                    os.mkdir(part, 0o755, dir_fd=parent)
-                except FileExistsError:
-                    continue
+            with closing(self.open_directory(above)) as parent, suppress(FileExistsError):
+                os.mkdir(part, 0o755, dir_fd=parent)
         return self.open_directory(path)
 
 

@@ -21,7 +21,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gofer_sandbox.errors import InvalidInput, SandboxError, SandboxGone
+from gofer_sandbox.errors import InvalidInput, SandboxError, SandboxGone, shown
 
 
 class FileError(SandboxError):
@@ -67,13 +67,6 @@ class NoSpace(FileError):
 
 class EditRefused(FileError):
     """An edit does not match the file exactly once; nothing was changed."""
-
-
-def shown(path: object, limit: int = 200) -> str:
-    """A path fit for a message or a log: printable, on one line, not endless."""
-    text = path if isinstance(path, str) else repr(path)
-    safe = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: limit + 1])
-    return safe if len(text) <= limit else safe[:limit] + "…"
 
 
 _MEANINGS: dict[int, tuple[type[FileError], str]] = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-_V4 = [
-    (ipaddress.IPv4Network(network), reason)
+_REFUSED = [
+    (ipaddress.ip_network(network), reason)
     for network, reason in (
         ("0.0.0.0/8", "this host"),
         ("10.0.0.0/8", "private"),
@@ -28,12 +28,6 @@ _V4 = [
         ("203.0.113.0/24", "for documentation"),
         ("224.0.0.0/4", "multicast"),
         ("240.0.0.0/4", "reserved"),
-    )
-]
-
-_V6 = [
-    (ipaddress.IPv6Network(network), reason)
-    for network, reason in (
         ("::1/128", "loopback"),
         ("::ffff:0:0/96", "IPv4 in disguise"),
         ("64:ff9b::/96", "NAT64"),
@@ -57,19 +51,14 @@ def refused(address: str) -> str | None:
         parsed = ipaddress.ip_address(address)
     except ValueError:
         return "not an address"
-    reason = _listed(parsed)
-    if reason is None and is_own(parsed):
-        return "this machine's own"
-    return reason
-
-
-def _listed(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
-    if isinstance(address, ipaddress.IPv4Address):
-        return next((reason for network, reason in _V4 if address in network), None)
-    if address.scope_id is not None:
+    if "%" in address:
         return "link-local"
-    reason = next((reason for network, reason in _V6 if address in network), None)
-    return reason or (None if address in _V6_GLOBAL else "reserved")
+    for network, reason in _REFUSED:
+        if parsed in network:
+            return reason
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed not in _V6_GLOBAL:
+        return "reserved"
+    return "this machine's own" if is_own(parsed) else None
 
 
 def is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

@@ -16,12 +16,9 @@ _CONNECTED = "01"
 _MAX_LINKS = 20_000  # a session may hold more open files than are worth searching
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """Of a connection to us: the other side's address and port, and ours. No other connection has the same."""
-
-    theirs: tuple[str, int]
-    ours: tuple[str, int]
+End = tuple[str, int]
+Ends = tuple[End, End]
+"""Of a connection to us: the other side's address and port, and ours. No other connection has the same."""
 
 
 def command_behind(keeper: int, ends: Ends) -> str:
@@ -95,7 +92,7 @@ def _socket_at(keeper: int, ends: Ends) -> str | None:
     """The name /proc gives to the other end of a connection, in the keeper's network. A port alone would not do:
     at another address of the loopback, or on the way to another port, it may be somebody else's."""
     try:
-        wanted = [_as_listed(ends.theirs), _as_listed(ends.ours), _CONNECTED]
+        wanted = [*map(_as_listed, ends), _CONNECTED]
         with open(f"/proc/{keeper}/net/tcp") as table:
             next(table)
             for line in table:
@@ -107,7 +104,7 @@ def _socket_at(keeper: int, ends: Ends) -> str | None:
     return None
 
 
-def _as_listed(end: tuple[str, int]) -> str:
+def _as_listed(end: End) -> str:
     """An address and port as /proc/net/tcp has them: the bytes as the machine reads a number."""
     number = int.from_bytes(socket.inet_aton(end[0]), sys.byteorder)
     return f"{number:08X}:{end[1]:04X}"

@@ -67,11 +67,10 @@ class Mask:
         self._secrets = sorted(secrets, key=len, reverse=True)
         self._keep = max((len(secret) for secret in secrets), default=1) - 1
         self._held = b""
-        self.found = False
 
     def feed(self, data: bytes) -> bytes:
         """What can be passed on; up to a secret's length is held back until more is known."""
-        data = self._masked(self._held + data)
+        data = self.masked(self._held + data)
         cut = max(0, len(data) - self._keep)
         self._held = data[cut:]
         return data[:cut]
@@ -81,9 +80,8 @@ class Mask:
         rest, self._held = self._held, b""
         return rest
 
-    def _masked(self, data: bytes) -> bytes:
+    def masked(self, data: bytes) -> bytes:
+        """The same for what is no part of the stream."""
         for secret in self._secrets:
-            if secret in data:
-                self.found = True
-                data = data.replace(secret, b"*" * len(secret))
+            data = data.replace(secret, b"*" * len(secret))
         return data

@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import h11
 
 from gofer_sandbox import processes
-from gofer_sandbox.errors import SandboxGone
+from gofer_sandbox.errors import SandboxGone, shown
 from gofer_sandbox.network.caller import Callers, command_behind
 from gofer_sandbox.network.dial import Dialer, Resolve, SystemResolver
 from gofer_sandbox.network.errors import EgressUnavailable, PortTaken, ProxyRefused
@@ -26,14 +27,16 @@ from gofer_sandbox.network.forward import ForwardProxy
 from gofer_sandbox.network.http import EgressLimits, Meter, Peer, answer, drain
 from gofer_sandbox.network.reverse import REVERSE_PORT, ReverseProxy, inner_url
 from gofer_sandbox.network.rules import AllowedHost, Rule
-from gofer_sandbox.record import Reference
+from gofer_sandbox.records import Reference
 
 _FORWARD_PORT = 3128
 _MAX_REFUSALS = 256
-_MAX_TEXT = 200
 _MAX_DISCARDED = 1024 * 1024
 _MAX_PUSH_DISCARDED = 256 * 1024 * 1024
 _RETRY_SECONDS = 0.1
+_ENVIRONMENT = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), f"http://127.0.0.1:{_FORWARD_PORT}")
+_ENVIRONMENT["no_proxy"] = "127.0.0.1,localhost,::1"
+_ENVIRONMENT |= {name.upper(): value for name, value in _ENVIRONMENT.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class BlockedRequest:
 
     def __post_init__(self) -> None:
         for name in ("method", "host", "path", "reason", "command"):
-            object.__setattr__(self, name, _printable(getattr(self, name)))
+            object.__setattr__(self, name, shown(getattr(self, name)))
 
 
 class Egress:
@@ -85,7 +88,7 @@ class Egress:
         self._forward = ForwardProxy(_allowed(hosts), dialer)
         self._reverse = ReverseProxy(dialer)
         self._services: list[_Service] = []
-        self.environment: Mapping[str, str] = _environment()
+        self.environment: Mapping[str, str] = _ENVIRONMENT
 
     async def open(self, reference: Reference) -> None:
         """Begin to serve that sandbox. Do this before its first command, or one could take the ports."""
@@ -130,27 +133,19 @@ class Egress:
         """Where a program inside finds a path of the rule's upstream."""
         return inner_url(rule, path)
 
-    def git_settings(self, rule: Rule) -> list[tuple[str, str]]:
-        """Git's configuration that sends the rule's repositories through the proxy. No secrets in it."""
+    def git_config(self, rule: Rule) -> str:
+        """Lines of a git configuration file that send the rule's repositories through the proxy. No secrets in it."""
         home = self.url(rule)
-        settings = [(f"http.{home}.proxy", ""), (f"credential.{home}.helper", "")]
+        lines = [f'[http "{home}"]', '\tproxy = ""', f'[credential "{home}"]', '\thelper = ""']
         for path in rule.paths:
             bare = path.rstrip("/").removesuffix(".git")
-            key = f"url.{self.url(rule, bare)}.insteadOf"
-            settings += [
-                (key, f"{rule.upstream}{bare}"),
-                (key, f"git@{rule.host}:{bare.lstrip('/')}"),
-                (key, f"ssh://git@{rule.host}{bare}"),
-            ]
-        return settings
-
-    def git_config(self, rule: Rule) -> str:
-        """The same as lines of a git configuration file."""
-        lines = []
-        for key, value in self.git_settings(rule):
-            section, rest = key.split(".", 1)
-            name, _, variable = rest.rpartition(".")
-            lines += [f'[{section} "{name}"]', f'\t{variable} = "{value}"']
+            lines.append(f'[url "{self.url(rule, bare)}"]')
+            for place in (
+                rule.upstream + bare,
+                f"git@{rule.host}:{bare.lstrip('/')}",
+                f"ssh://git@{rule.host}{bare}",
+            ):
+                lines.append(f'\tinsteadOf = "{place}"')
         return "\n".join(lines) + "\n"
 
 
@@ -175,8 +170,6 @@ class _Service:
         self._meter = meter
         self._report = report
         self._connections: set[asyncio.Task[None]] = set()
-        self._waiting: set[socket.socket] = set()
-        """Accepted connections whose task has not begun: one that is cancelled before it begins closes nothing."""
         self._places = asyncio.Semaphore(limits.connections)
         self._accepting = asyncio.create_task(self._accept())
 
@@ -186,8 +179,6 @@ class _Service:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for connection in self._waiting:
-            connection.close()
         self._listening.close()
 
     async def _accept(self) -> None:
@@ -203,22 +194,18 @@ class _Service:
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             connection.setblocking(False)
-            self._waiting.add(connection)
             task = asyncio.create_task(self._connected(connection))
             self._connections.add(task)
-            task.add_done_callback(self._gone)
+            task.add_done_callback(partial(self._gone, connection))
 
-    def _gone(self, task: asyncio.Task[None]) -> None:
+    def _gone(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        """Close what a task that was cancelled before it began could not."""
+        connection.close()
         self._connections.discard(task)
         self._places.release()
 
     async def _connected(self, connection: socket.socket) -> None:
-        self._waiting.discard(connection)
-        try:
-            reader, writer = await asyncio.open_connection(sock=connection)
-        except BaseException:
-            connection.close()
-            raise
+        reader, writer = await asyncio.open_connection(sock=connection)
         meter = Meter(self._limits.connection_bytes, self._meter)
         client = Peer(h11.SERVER, reader, writer, meter, self._limits)
         try:
@@ -275,19 +262,6 @@ async def _readable(listening: socket.socket) -> None:
 
 def _allowed(hosts: Sequence[AllowedHost | str]) -> list[AllowedHost]:
     return [AllowedHost(host) if isinstance(host, str) else host for host in hosts]
-
-
-def _environment() -> dict[str, str]:
-    proxy = f"http://127.0.0.1:{_FORWARD_PORT}"
-    near = "127.0.0.1,localhost,::1"
-    pairs = {"http_proxy": proxy, "https_proxy": proxy, "all_proxy": proxy, "no_proxy": near}
-    return pairs | {name.upper(): value for name, value in pairs.items()}
-
-
-def _printable(text: str) -> str:
-    """Short and on one line: what a sandbox sends may end in a log or a terminal."""
-    safe = "".join(c if c.isprintable() else "?" for c in text[: _MAX_TEXT + 1])
-    return safe if len(text) <= _MAX_TEXT else safe[:_MAX_TEXT] + "…"
 
 
 _HELPER = Path(__file__).with_name("enter.py")
@@ -354,12 +328,9 @@ async def _run_helper(namespace: int, channel: int, ports: tuple[int, ...]) -> N
 
 
 def _received(channel: socket.socket, ports: tuple[int, ...]) -> list[socket.socket]:
-    said, fds, _, _ = socket.recv_fds(channel, 256, len(ports))
-    sockets = [socket.socket(fileno=fd) for fd in fds]
-    if len(sockets) == len(ports):
-        return sockets
-    for each in sockets:
-        each.close()
+    said, fds, _, _ = socket.recv_fds(channel, 256, len(ports))  # all of them, or none
+    if fds:
+        return [socket.socket(fileno=fd) for fd in fds]
     raise _explained(said.decode(errors="replace"), ports)
 
 

@@ -41,21 +41,13 @@ def _raise_loopback() -> None:
             fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags | _IFF_UP))
 
 
-def _listen(port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind(("127.0.0.1", port))
-    listening.listen(128)
-    return listening
-
-
 def main(namespace: int, channel: int, ports: list[int]) -> None:
     """Answer on the channel with the sockets, or with the error in words."""
     with socket.socket(fileno=channel) as answer:
         try:
             _enter(namespace)
             _raise_loopback()
-            sockets = [_listen(port) for port in ports]
+            sockets = [socket.create_server(("127.0.0.1", port), backlog=128) for port in ports]
         except OSError as error:
             answer.send(f"E{error.errno} {error.strerror}".encode())
             return

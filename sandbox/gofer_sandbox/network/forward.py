@@ -21,7 +21,6 @@ from gofer_sandbox.network.http import (
     exchange,
     framing,
     relay_answer,
-    relay_body,
     request_head,
 )
 from gofer_sandbox.network.rules import AllowedHost, host_name
@@ -92,7 +91,7 @@ class ForwardProxy:
             headers = end_to_end(request.headers, b"host") + body
             named = host if port == 80 else f"{host}:{port}"
             head = request_head(request.method, path, named, headers)
-            await exchange(client, upstream, head, lambda: relay_body(client, upstream), relay_answer)
+            await exchange(client, upstream, head, relay_answer)
 
 
 def _authority(target: str) -> tuple[str, int]:

@@ -83,7 +83,7 @@ class Peer:
         # Nobody's, when it hung up before it was looked at.
         given = (self.writer.get_extra_info(name) or ("", 0) for name in ("peername", "sockname"))
         theirs, ours = ((str(address), int(port)) for address, port, *_ in given)
-        return Ends(theirs, ours)
+        return theirs, ours
 
     async def receive(self, timeout: float | None = None) -> h11.Event | None:
         """The next event, None when there is none in this cycle; ProxyRefused for what is not HTTP."""
@@ -153,8 +153,10 @@ def framing(request: h11.Request) -> Headers:
     return [(b"transfer-encoding", b"chunked")]
 
 
-async def relay_body(source: Peer, sink: Peer) -> None:
-    """Pass a body on as it comes, to its end; what was read of it before is somebody else's."""
+async def relay_body(source: Peer, sink: Peer, early: bytes = b"") -> None:
+    """Pass a body on as it comes, to its end, after what was read of it before."""
+    if early:
+        await sink.send(h11.Data(data=early))
     if source.http.their_state is h11.DONE:
         await sink.send(h11.EndOfMessage())
         return
@@ -219,17 +221,17 @@ async def exchange(
     client: Peer,
     upstream: Peer,
     head: h11.Request,
-    send_body: Callable[[], Awaitable[None]],
     respond: Callable[[Peer, Peer, h11.Response], Awaitable[None]],
+    early: bytes = b"",
 ) -> None:
     """Send head and body while waiting for the answer, which may come before the body has gone. `respond` passes the
-    answer on, given the client and the upstream."""
+    answer on, given the client and the upstream; `early` is what was read of the body before."""
 
     async def receive() -> None:
         await respond(client, upstream, await receive_head(upstream))
 
     await upstream.send(head)
-    upload = asyncio.ensure_future(send_body())
+    upload = asyncio.ensure_future(relay_body(client, upstream, early))
     download = asyncio.ensure_future(receive())
     try:
         await asyncio.wait({upload, download}, return_when=asyncio.FIRST_COMPLETED)

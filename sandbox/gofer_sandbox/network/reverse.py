@@ -35,7 +35,6 @@ from gofer_sandbox.network.http import (
     read_body,
     receive_head,
     relay_answer,
-    relay_body,
     request_head,
 )
 from gofer_sandbox.network.rules import GitAccess, Rule, decode_path, split_target
@@ -69,10 +68,7 @@ def check_batch(body: bytes, access: GitAccess) -> None:
         raise ProxyRefused("the LFS batch cannot be read", status=400) from None
     if operation not in ("download", "upload"):
         raise ProxyRefused(f"LFS operation {operation!r} is not known", status=400)
-    if operation == "upload" and not access.push:
-        raise ProxyRefused("this sandbox may not push here")
-    if operation == "download" and not access.fetch:
-        raise ProxyRefused("fetching is closed")
+    access.require(pushes=operation == "upload")
 
 
 def rewrite_answer(answer: bytes, base: str, transfers: dict[str, Transfer]) -> bytes:
@@ -244,7 +240,9 @@ class ReverseProxy:
 
         async def attempt(rule: Rule) -> None:
             head = request_head(request.method, target, _host(rule), _headers_out(rule, request) + body)
-            await self._exchange(MaskedAnswer(rule, target, grant, refs), client, head, early)
+            answer = MaskedAnswer(rule, target, grant, refs, Mask(rule.secrets))
+            async with self._upstream(rule, client) as upstream:
+                await exchange(client, upstream, head, answer.pass_on, early)
 
         try:
             await attempt(rule)
@@ -271,8 +269,7 @@ class ReverseProxy:
             raise CredentialRefused
         if status == 200:
             told = rewrite_answer(told, inner_url(rule), grant.transfers)
-        mask = Mask(rule.credential.secrets if rule.credential else ())
-        await answer(client, status, mask.feed(told) + mask.rest(), MEDIA_TYPE)
+        await answer(client, status, Mask(rule.secrets).masked(told), MEDIA_TYPE)
 
     async def _ask(self, rule: Rule, client: Peer, path: str, body: bytes) -> tuple[int, bytes]:
         """A request of ours with the rule's credential, and its whole answer."""
@@ -306,22 +303,12 @@ class ReverseProxy:
         async with self._dialer.upstream(
             client, goal.hostname or "", port, secure=secure, allow_private=private
         ) as upstream:
-            await exchange(client, upstream, head, lambda: relay_body(client, upstream), _pass_object)
+            await exchange(client, upstream, head, _pass_object)
 
     def _upstream(self, rule: Rule, client: Peer) -> AbstractAsyncContextManager[Peer]:
         return self._dialer.upstream(
             client, rule.host, rule.port, secure=rule.secure, allow_private=rule.allow_private
         )
-
-    async def _exchange(self, answer: MaskedAnswer, client: Peer, head: h11.Request, early: bytes) -> None:
-        async with self._upstream(answer.rule, client) as upstream:
-
-            async def send_body() -> None:
-                if early:
-                    await upstream.send(h11.Data(data=early))
-                await relay_body(client, upstream)
-
-            await exchange(client, upstream, head, send_body, answer.pass_on)
 
 
 async def _pass_object(client: Peer, upstream: Peer, response: h11.Response) -> None:
@@ -338,10 +325,7 @@ class MaskedAnswer:
     target: str
     grant: Grant
     refs: git.RefFilter | None
-
-    @property
-    def _secrets(self) -> tuple[bytes, ...]:
-        return self.rule.credential.secrets if self.rule.credential else ()
+    mask: Mask
 
     async def pass_on(self, client: Peer, upstream: Peer, response: h11.Response) -> None:
         """Send status, headers and body on, masked."""
@@ -352,15 +336,12 @@ class MaskedAnswer:
             self.refs = None
         if self.refs is not None:
             headers = [(name, value) for name, value in headers if name != b"content-length"]
-        await client.send(
-            h11.Response(
-                status_code=response.status_code, headers=headers, reason=self._masked(response.reason)
-            )
-        )
+        reason = self.mask.masked(response.reason)
+        await client.send(h11.Response(status_code=response.status_code, headers=headers, reason=reason))
         await self._body(client, upstream)
 
     async def _body(self, client: Peer, upstream: Peer) -> None:
-        mask = Mask(self._secrets)
+        mask = self.mask
         while isinstance(event := await upstream.receive(), h11.Data):
             data = bytes(event.data) if self.refs is None else self.refs.feed(bytes(event.data))
             if safe := mask.feed(data):
@@ -373,8 +354,8 @@ class MaskedAnswer:
 
     async def _headers(self, response: h11.Response) -> Headers:
         found = end_to_end(response.headers, *_NOT_RETURNED)
-        secrets = [secret.lower() for secret in self._secrets]
-        kept = [(n, self._masked(v)) for n, v in found if not any(secret in n for secret in secrets)]
+        secrets = [secret.lower() for secret in self.rule.secrets]
+        kept = [(n, self.mask.masked(v)) for n, v in found if not any(secret in n for secret in secrets)]
         if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in kept):
             raise ProxyRefused("the upstream's answer is compressed and cannot be checked", status=502)
         return [(n, await self._location(v) if n == b"location" else v) for n, v in kept]
@@ -395,10 +376,6 @@ class MaskedAnswer:
         query = f"?{goal.query}" if goal.query else ""
         return inner_url(self.rule, f"{goal.path or '/'}{query}").encode()
 
-    def _masked(self, value: bytes) -> bytes:
-        mask = Mask(self._secrets)
-        return mask.feed(value) + mask.rest()
-
 
 def inner_url(rule: Rule, path: str = "") -> str:
     """Where a program inside finds a path of the rule's upstream."""
@@ -416,10 +393,7 @@ def _checked(rule: Rule, method: str, path: str, query: str) -> str | None:
     service = rule.git_service(method, path, query)
     if service is None:
         raise ProxyRefused(f"only git's smart HTTP to {', '.join(rule.paths)} is allowed here")
-    if service == "git-receive-pack" and not rule.git.push:
-        raise ProxyRefused("this sandbox may not push here")
-    if service == "git-upload-pack" and not rule.git.fetch:
-        raise ProxyRefused("fetching is closed")
+    rule.git.require(pushes=service == "git-receive-pack")
     return service
 
 

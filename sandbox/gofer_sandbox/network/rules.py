@@ -81,6 +81,13 @@ class GitAccess:
             if not pattern.startswith("refs/"):
                 raise InvalidInput(f"{pattern!r} must be a full ref name such as refs/heads/work/*")
 
+    def require(self, pushes: bool) -> None:
+        """Raise ProxyRefused where that direction is closed."""
+        if pushes and not self.push:
+            raise ProxyRefused("this sandbox may not push here")
+        if not pushes and not self.fetch:
+            raise ProxyRefused("fetching is closed")
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -124,6 +131,11 @@ class Rule:
         if self.lender is None:
             return self
         return replace(self, credential=await self.lender(refused), lender=None)
+
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """What must not come back."""
+        return self.credential.secrets if self.credential else ()
 
     @property
     def host(self) -> str:
