@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import sys
 import time
 from functools import partial
 
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 
 STEPS = {"backup": "previous", "migrate": "build", "restore": "previous"}
 """The steps of a deployment that are commands of `gofer`, and which release runs each."""
+VERIFY = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from gofer_supervisor.deployment import verify; "
+    "sys.exit(verify(*sys.argv[2:]))"
+)
+"""Reading a release and its packages takes seconds and memory. So a process of its own does it, while the supervisor
+looks after the others."""
+CHANGED = 3
+"""Its exit code when a file was changed, whose name is its last line."""
 
 
 class Slot:
@@ -46,6 +55,14 @@ def deployment_id(trial: Mapping[str, Any]) -> str:
     return f"{trial['build']}@{trial.get('at') or time.time()}"
 
 
+def verify(home: str, build: str) -> int:
+    """Name a file of a release that was changed since it was staged, if there is one; returns the exit code."""
+    changed = Home(home).changed_file(build)
+    if changed:
+        say(changed if changed.isprintable() else ascii(changed))
+    return CHANGED if changed else 0
+
+
 class Deployments:
     """The releases of a home, and the one that is being deployed. Knows what should run, and leaves it to the
     supervisor to start and watch it."""
@@ -61,12 +78,16 @@ class Deployments:
         """Since when every process of a release on probation is ready."""
         self._step: Process | None = None
         """A command of a deployment that is under way: a backup, a migration."""
+        self._verification: Process | None = None
+        """Reads the files of the release that was asked for, before anything is done about it."""
+        self._finding: str | None = None
+        """Why the release that was asked for is not what was staged; empty when it is, None while that is unknown."""
 
     # What runs
 
     def _running(self) -> list[Process]:
-        steps = [self._step] if self._step is not None else []
-        return steps + [process for slot in self._slots for process in slot.running]
+        commands = [one for one in (self._step, self._verification) if one is not None]
+        return commands + [process for slot in self._slots for process in slot.running]
 
     def _idle(self) -> bool:
         """Whether nothing may be started: a deployment is at a step that needs the store for itself."""
@@ -152,24 +173,49 @@ class Deployments:
             return  # it has to wait
         elif request.get("do") == "rollback":
             self._begin_revert(id_, str(request.get("by", "")))
-        else:
-            self._begin_deployment(id_, str(request.get("build", "")), str(request.get("by", "")))
+        elif not self._begin_deployment(id_, str(request.get("build", "")), str(request.get("by", ""))):
+            return  # its files are being read
         self._home.answered()
 
-    def _begin_deployment(self, id_: str, build: str, by: str) -> None:
+    def _begin_deployment(self, id_: str, build: str, by: str) -> bool:
+        """Begin to deploy a release, or refuse to; False while it is not known yet whether its files are the right
+        ones."""
         trial = self._state.trial
         if build == self._home.linked(CURRENT):
             say(f"Release {build} runs already.")
         elif not self._runnable(build):
             self._refuse(id_, build, "it is not here, or what it needs is not.")
-        elif changed := self._home.changed_file(build):
-            self._refuse(id_, build, f"{changed} is not what the release was staged with.")
+        elif self._finding is None:
+            self._begin_verification(build)
+            return False
+        elif self._finding:
+            self._refuse(id_, build, self._finding)
         else:
             # One on probation gives way to the next, and if that one fails, what is known to be good comes back.
             proved = [] if trial is None else [str(trial["previous"])]
             before = self._fallback(*proved, self._home.linked(CURRENT))
             self._state.taken = id_
             self._begin_trial(build, before, by=by, step="migrate" if self._config.rolling else "stop")
+        self._finding = None
+        return True
+
+    def _begin_verification(self, build: str) -> None:
+        if self._verification is None:
+            arguments = [os.path.dirname(os.path.dirname(__file__)), self._home.path, build]
+            command = [sys.executable, "-I", "-S", "-c", VERIFY, *arguments]
+            self._verification = Process("verify", build, command, inherited_environment())
+            self._follow(self._verification)
+
+    def _end_verification(self, process: Process) -> None:
+        """Keep what was found. One that was ended before it was done is begun again."""
+        self._verification = None
+        said = " ".join(process.last_words[-1:])
+        if process.code == 0:
+            self._finding = ""
+        elif process.code == CHANGED:
+            self._finding = f"{said} is not what the release was staged with."
+        elif process.code > 0:
+            self._finding = f"its files could not be verified: {said}"
 
     def _refuse(self, id_: str, build: str, why: str) -> None:
         """Tell the owners that a release does not run after all: once, however often the request is taken."""

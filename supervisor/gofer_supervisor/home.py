@@ -1,6 +1,7 @@
 """The home of a supervised Gofer: its releases, which of them runs, which is good, and what is under way.
 
     releases/<build>/manifest.json   one release: its version and how to run it
+    releases/<build>/lib, deps/<…>   its files and the packages it needs, each with a list of their digests beside it
     current, good                    links to releases: what should run, and what last proved itself
     supervisor.json                  what is under way, written before each step
     events/<number>.json             what happened and is not in the event log yet
@@ -16,6 +17,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 import time
 
 TYPE_CHECKING = False  # as `typing` has it, which would be a sixth of the supervisor's memory
@@ -27,6 +29,7 @@ CURRENT, GOOD = "current", "good"
 BUILD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,79}")
 """What a build may be called: it becomes the name of a directory."""
 MANIFEST = "manifest.json"
+_COMPILED = re.compile(r"(^|/)__pycache__/[^/]*\.pyc$")
 NOT_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing about a file: nothing can be opened just now."""
 RESERVE = 1 << 20
@@ -60,7 +63,10 @@ class Release:
     def environment(self) -> dict[str, str]:
         """What its processes have in their environment, so that they know which release they are."""
         known = {"GOFER_BUILD": self.build}
-        return {**known, "PYTHONPATH": os.pathsep.join(self.path)} if self.path else known
+        if not self.path:
+            return known
+        # Nothing is written into a release, so that whatever is added to it can be noticed.
+        return {**known, "PYTHONPATH": os.pathsep.join(self.path), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 class State:
@@ -171,9 +177,17 @@ class Home:
         return read_json(place, f"There is no release {build} in {self.path}.")
 
     def changed_file(self, build: str) -> str:
-        """A file of a release that was changed, removed or added since it was staged; empty when there is none."""
-        record = str(self.manifest(build).get("record") or "")
-        changed = (_changed_below(top, record) for top in self.release(build).path)
+        """A file of a release, or of the packages made for it, that was changed, removed or added since it was staged;
+        empty when there is none."""
+        manifest, release = self.manifest(build), self.release(build)
+        if files := manifest.get("files"):
+            changed = [changed_below(top, files) for top in release.path]
+        else:  # staged by a release that wrote no list
+            changed = [
+                _changed_since_unpacked(top, str(manifest.get("record") or "")) for top in release.path
+            ]
+        if packages := manifest.get("packages"):
+            changed.append(changed_below(os.path.dirname(os.path.dirname(release.python)), packages))
         return next(filter(None, changed), "")
 
     def builds(self) -> list[str]:
@@ -316,16 +330,40 @@ def file_digest(place: str) -> str:
 
     try:
         with open(place, "rb", opener=_no_link) as file:
-            found = hashlib.sha256(file.read()).digest()
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return ""
+            found = hashlib.file_digest(file, "sha256").digest()
     except OSError:
         return ""
     return f"sha256={base64.urlsafe_b64encode(found).decode().rstrip('=')}"
 
 
-def _changed_below(top: str, record: str) -> str:
+def list_files(top: str) -> str:
+    """Write down what a directory holds, in a list beside it; returns the digest of the list."""
+    write_json(f"{top}.json", dict(_contents(top)))
+    return file_digest(f"{top}.json")
+
+
+def changed_below(top: str, digest: str) -> str:
+    """A file below a directory that is not what the list beside it says, or the list, if it is not the one with this
+    digest; empty when there is none."""
+    if file_digest(f"{top}.json") != digest:
+        return f"{os.path.basename(top)}.json"
+    listed = read_json(f"{top}.json", "")
+    return min((name for name, _ in listed.items() ^ dict(_contents(top)).items()), default="")
+
+
+def _contents(top: str) -> Iterator[tuple[str, str]]:
+    """Every file below a directory with its digest, and every link with what it leads to."""
+    for name in _names(top):
+        place = f"{top}/{name}"
+        yield name, f"-> {os.readlink(place)}" if os.path.islink(place) else file_digest(place)
+
+
+def _changed_since_unpacked(top: str, record: str) -> str:
     """The first file below a directory that is not what the record of a wheel says; the record itself has a digest,
     where the release was staged with one."""
-    found = set(_names(top))
+    found = {name for name in _names(top) if not _COMPILED.search(name)}
     place = min((name for name in found if name.endswith(".dist-info/RECORD")), default="")
     if record and file_digest(f"{top}/{place}") != record:
         return place or "RECORD"
@@ -340,17 +378,15 @@ def _changed_below(top: str, record: str) -> str:
 
 
 def _names(top: str) -> Iterator[str]:
-    """Every file and link below a directory, without what Python compiled."""
+    """Every file and link below a directory."""
     for directory, folders, files in os.walk(top):
-        compiled = os.path.basename(directory) == "__pycache__"
         links = [name for name in folders if os.path.islink(f"{directory}/{name}")]
         for name in [*links, *files]:
-            if not (compiled and name.endswith(".pyc")):
-                yield os.path.relpath(f"{directory}/{name}", top)
+            yield f"{directory}/{name}"[len(top) + 1 :]
 
 
 def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would keep us waiting
 
 
 def _private(path: str, flags: int) -> int:

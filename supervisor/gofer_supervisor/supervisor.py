@@ -194,7 +194,7 @@ class Supervisor(Deployments):
         if process.stop_by is not None:
             if now >= process.stop_by:
                 process.signal(signal.SIGKILL)
-        elif process is self._step:
+        elif process in (self._step, self._verification):
             return
         elif process.memory > config.max_memory > 0:
             process.unfit = f"it used more than {config.max_memory // 2**20} MiB of memory"
@@ -282,6 +282,9 @@ class Supervisor(Deployments):
         if process is self._step:
             self._step = None
             self._end_step(process)
+            return
+        if process is self._verification:
+            self._end_verification(process)
             return
         slot = next(one for one in self._slots if process in one.running)
         if slot.successor is process:

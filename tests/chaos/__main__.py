@@ -31,6 +31,7 @@ def main() -> int:
         type=int,
         help="releases that are deployed; by default every victim is killed at every step once",
     )
+    parser.add_argument("--skip", type=int, default=0, help="deployments that another run has done")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     given = parser.parse_args()
     databases = ["sqlite", "postgresql"] if given.database == "both" else [given.database]
@@ -43,7 +44,7 @@ def main() -> int:
                 tallies.append(asyncio.run(campaign(database, service, cycles, seed=given.seed)))
                 tell(tallies[-1], as_json=given.json)
         count = len(MATRIX) if given.deployments is None else given.deployments
-        chosen = list(itertools.islice(cases(given.seed), count))
+        chosen = list(itertools.islice(cases(given.seed), given.skip, given.skip + count))
         if chosen:
             tallies.append(asyncio.run(deployments(database, chosen)))
             tell(tallies[-1], as_json=given.json)

@@ -21,6 +21,7 @@ from typing import IO, Any
 from gofer.releases.keys import trust_key
 from gofer.releases.lifecycle import approve
 from gofer.releases.stage import build_release, stage
+from gofer.releases.trial import compile_release
 from gofer_supervisor.home import Home, Release
 from gofer_supervisor.process import start_time
 from support.patience import Deadline
@@ -139,7 +140,7 @@ class Supervised:
         if not self._key.exists():
             trust_key(self.home, write_key(self._key).with_suffix(".pub"))
         wheel, _ = build_release(top, self._directory / f"dist-{number}", key=self._key)
-        build = stage(self.home, wheel, lambda release: "it is whole").build
+        build = stage(self.home, wheel, _compiled).build
         approve(self.home, build, by="ada")
         return build
 
@@ -239,6 +240,11 @@ class Supervised:
 
     def trial(self) -> dict[str, Any] | None:
         return self.home.load().trial
+
+
+def _compiled(release: Release) -> str:
+    compile_release(release)
+    return "it is whole"
 
 
 @contextmanager

@@ -6,14 +6,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gofer.releases.lifecycle import deploy
 from gofer_sandbox.bubblewrap import binary
+from gofer_supervisor.home import list_files, write_json
 from gofer_supervisor.supervisor import CONFIGURATION
 from supervisor.releases import Supervised, eventually
+from support.releases import plant_compiled
 
 
 def running(gofer: Supervised, **config: Any) -> None:
@@ -68,6 +73,83 @@ def test_a_release_that_dies_of_the_first_message_is_taken_back(gofer: Supervise
             gofer.get("/message")
     eventually(lambda: gofer.serves("one"))
     assert gofer.get("/message") == (200, "one")
+
+
+def _flip_bit(place: Path) -> None:
+    content = place.read_bytes()
+    place.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+
+
+TAMPERED: dict[str, Callable[[Path, Path], object]] = {
+    "its code": lambda lib, packages: _flip_bit(lib / "gofer/__main__.py"),
+    "what Python compiled of it": lambda lib, packages: plant_compiled(
+        lib / "gofer/__main__.py", "raise SystemExit('planted')"
+    ),
+    "a package": lambda lib, packages: _flip_bit(packages / "lib/needed.py"),
+    "what Python compiled of a package": lambda lib, packages: plant_compiled(
+        packages / "lib/needed.py", "raise SystemExit('planted')"
+    ),
+    "a file that is a pipe": lambda lib, packages: os.mkfifo(lib / "gofer/pipe.py"),
+    "its interpreter": lambda lib, packages: _replace(packages / "bin/python", lib / "gofer/__main__.py"),
+    "the list of its packages": lambda lib, packages: _flip_bit(packages.with_name(f"{packages.name}.json")),
+}
+
+
+def _replace(link: Path, target: Path) -> None:
+    link.unlink()
+    link.symlink_to(target)
+    target.chmod(0o755)
+
+
+def _give_packages(gofer: Supervised, build: str) -> Path:
+    """Have a release use packages of its own, as one with other requirements does; returns where they are."""
+    place = Path(gofer.home.path, "deps", "packages-1")
+    (place / "bin").mkdir(parents=True)
+    (place / "lib").mkdir()
+    (place / "bin/python").symlink_to(sys.executable)
+    (place / "lib/needed.py").write_text("NEEDED = True\n")
+    facts = {"python": str(place / "bin/python"), "packages": list_files(str(place))}
+    write_json(f"{gofer.home.path}/releases/{build}/manifest.json", {**gofer.home.manifest(build), **facts})
+    return place
+
+
+@pytest.mark.parametrize("what", TAMPERED)
+def test_what_was_changed_since_a_release_was_staged_never_runs(gofer: Supervised, what: str) -> None:
+    running(gofer)
+    build = gofer.stage(1)
+    lib, packages = Path(gofer.home.release(build).path[0]), _give_packages(gofer, build)
+    TAMPERED[what](lib, packages)
+    deploy(gofer.home, build, by="ada")
+    eventually(lambda: gofer.home.asked() is None)
+    (told,) = gofer.events("revision.rolled_back")
+    assert (told["build"], told["to"]) == (build, "one")
+    assert "is not what the release was staged with" in told["reason"]
+    assert gofer.did == ["one serve"], "the release that runs goes on, and nothing of the other was run"
+    assert gofer.serves("one")
+
+
+def test_a_release_with_packages_of_its_own_runs_when_nothing_was_changed(gofer: Supervised) -> None:
+    running(gofer)
+    build = gofer.stage(1)
+    _give_packages(gofer, build)
+    deploy(gofer.home, build, by="ada")
+    eventually(lambda: gofer.proved(build))
+    assert gofer.home.changed_file(build) == "", "a release that runs changes nothing of itself"
+
+
+def test_a_supervisor_that_is_killed_while_it_reads_a_release_reads_it_again(gofer: Supervised) -> None:
+    running(gofer)
+    build = gofer.stage(1)
+    large = Path(gofer.home.release(build).path[0], "large.py")
+    large.touch()
+    os.truncate(large, 1 << 40)  # takes no room, and hours to read
+    deploy(gofer.home, build, by="ada")
+    eventually(lambda: len(gofer.home.load().processes) == 2)
+    assert gofer.serves("one")
+    gofer.kill()
+    large.unlink()
+    gofer.start(gofer.home.release("one"))
+    eventually(lambda: gofer.proved(build))
 
 
 def test_a_migration_that_fails_is_undone_and_the_old_release_serves(gofer: Supervised) -> None:

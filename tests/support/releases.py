@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import marshal
+import struct
+from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -32,6 +35,20 @@ def small_source(top: Path, version: str, program: str = "") -> Path:
     (package / "__init__.py").write_text(f'__version__ = "{version}"\n')
     (package / "__main__.py").write_text(program)
     return top
+
+
+def compiled_place(source: Path) -> Path:
+    """Where Python keeps what it compiled of a file."""
+    return Path(cache_from_source(str(source)))
+
+
+def plant_compiled(source: Path, program: str) -> None:
+    """Have Python run a program in place of a file: it looks at the time and the size of the file alone."""
+    facts = source.stat()
+    head = struct.pack("<3I", 0, int(facts.st_mtime), facts.st_size)
+    place = compiled_place(source)
+    place.parent.mkdir(exist_ok=True)
+    place.write_bytes(MAGIC_NUMBER + head + marshal.dumps(compile(program, str(source), "exec")))
 
 
 def write_key(place: Path) -> Path:

@@ -228,7 +228,6 @@ def stage(
     gofer update stage https://releases.example.org/gofer-0.2.0-py3-none-any.whl
     """
     from gofer.releases.index import download, is_address
-    from gofer.releases.stage import compile_release
     from gofer.releases.stage import stage as stage_release
     from gofer.releases.trial import try_release
 
@@ -239,7 +238,6 @@ def stage(
         staged = stage_release(
             home, place, lambda release: try_release(release, settings.sqlite_path), unsigned=unsigned
         )
-    compile_release(home, staged.build)
     _record(home, "stage", staged.build, file=wheel, signed_by=staged.signed_by, unsigned=unsigned)
     said = f"Staged as {staged.build}. To let it be deployed: gofer update approve {staged.build}"
     return {"build": staged.build, "version": staged.version, "signed_by": staged.signed_by}, said

@@ -247,9 +247,10 @@ def prune(home: Home, keep: int = KEPT) -> list[str]:
     gone = spare[: max(0, len(spare) - keep)]
     for build in gone:
         _remove(home, build)
-    used = {manifest.get("lock") for manifest in home.manifests().values()}
-    for place in Path(home.path, "deps").glob("*"):
-        if not any(str(lock).startswith(place.name) for lock in used):
+    used = {Path(str(manifest.get("python"))).parent.parent for manifest in home.manifests().values()}
+    for place in Path(home.path, "deps").glob("*/"):
+        if place not in used:
+            place.with_name(f"{place.name}.json").unlink(missing_ok=True)
             shutil.rmtree(place, ignore_errors=True)
     return gone
 

@@ -39,7 +39,7 @@ from gofer.releases.source import (
     source_digest,
     write_source,
 )
-from gofer.releases.stage import Change, compile_release, stage
+from gofer.releases.stage import Change, stage
 from gofer.releases.trial import build_in_sandbox, try_release
 from gofer.runs.agent_files import GET_SOURCE, PROPOSE_RELEASE, AgentSpec
 from gofer.runs.store_adapters import StoreBlobs
@@ -212,9 +212,7 @@ class SelfUpdate:
             write_source(files, place)
             wheel = build_in_sandbox(running_release(self.settings.build), Path(folder), stopping)
             check = partial(try_release, store=self.settings.sqlite_path, stopping=stopping)
-            build = stage(home, wheel, check, change=change).build
-        compile_release(home, build)
-        return build
+            return stage(home, wheel, check, change=change).build
 
     async def _note(self, claim: Claim, words: str) -> tuple[Draft, ...]:
         binding = await self.database.read(

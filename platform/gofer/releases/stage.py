@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -22,12 +23,21 @@ from gofer.releases.keys import check_signature, sign
 from gofer.releases.lifecycle import in_use, prune
 from gofer.releases.wheel import LOCK, ReleaseRefused, Wheel, build_wheel, read_wheel, unpack_wheel
 from gofer.store import migrations
-from gofer_supervisor.home import MANIFEST, Home, Release, file_digest, manifest_content, write_json
+from gofer_supervisor.home import (
+    MANIFEST,
+    Home,
+    Release,
+    changed_below,
+    file_digest,
+    list_files,
+    manifest_content,
+    write_json,
+)
 
 MAX_MANIFEST = 1024 * 1024
 CANARY = "gofer/releases/canary.py"
 """A release that has this file says by itself whether a conversation with it goes as it should."""
-INSTALL_TIMEOUT, COMPILE_TIMEOUT = 1800.0, 300.0
+INSTALL_TIMEOUT = 1800.0
 FREE_SPACE = 200 * 1024 * 1024
 """Bytes that staging leaves free."""
 ALONE_TIMEOUT, LOOK_EVERY = 60.0, 0.2
@@ -187,7 +197,7 @@ def _unpack_and_check(
     beside, old = target.with_name(f".{build}.new"), target.with_name(f".{build}.old")
     try:
         unpack_wheel(wheel, beside / "lib")
-        python = _python_for(home, beside / "lib" / LOCK, origin.lock)
+        python, packages = _python_for(home, beside / "lib" / LOCK, origin.lock)
         schema = str(origin.manifest.get("schema") or newest_schema(beside / "lib"))
         _refuse_unreadable(schema)
         tried = Release(build=build, version=staged.version, python=python, path=[str(beside / "lib")])
@@ -202,7 +212,9 @@ def _unpack_and_check(
             "staged_at": time.time(),
             "canary": (beside / "lib" / CANARY).exists(),
             "record": file_digest(str(next((beside / "lib").glob("*.dist-info/RECORD")))),
+            "packages": packages,
         }
+        told["files"] = list_files(str(beside / "lib"))  # with what the check compiled
         if origin.change is not None:
             told["change"] = asdict(origin.change)
         release = Release(
@@ -260,30 +272,31 @@ def _need_space(home: Home, wheel: Path) -> None:
         raise ReleaseRefused(f"There is not enough room in {home.path}: {needed // 1_000_000} MB are needed.")
 
 
-def _python_for(home: Home, lock: Path, digest: str) -> str:
-    """An interpreter with what a release needs: ours if it needs the same, else one of an environment of its own."""
+def _python_for(home: Home, lock: Path, digest: str) -> tuple[str, str]:
+    """An interpreter with what a release needs: ours if it needs the same, else one of an environment of its own, with
+    the digest of the list of all files in it."""
     ours = Path(gofer.__file__).parent / "requirements.lock"
     if not ours.exists():  # run from a source tree
         ours = Path(gofer.__file__).parents[2] / "requirements.lock"
     if ours.exists() and hashlib.sha256(ours.read_bytes()).hexdigest() == digest:
-        return sys.executable
-    place = Path(home.path, "deps", digest[:16])
-    python = place / "bin" / "python"
-    if not (place / "complete").exists():
+        return sys.executable, ""
+    # What was changed since it was made is left to the releases that use it, and made again beside it.
+    names = (f"{digest[:16]}-{number}" for number in itertools.count(1))
+    place = next(place for name in names if not _is_damaged(place := Path(home.path, "deps", name)))
+    python, listing = place / "bin" / "python", f"{place}.json"
+    if not Path(listing).exists():
         shutil.rmtree(place, ignore_errors=True)
         place.parent.mkdir(mode=0o700, exist_ok=True)
         _run([sys.executable, "-m", "venv", str(place)])
         _run([str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(lock)])
-        (place / "complete").touch()
-    return str(python)
+        list_files(str(place))
+    return str(python), file_digest(listing)
 
 
-def compile_release(home: Home, build: str) -> None:
-    """Compile a staged release now, so that nobody waits for it when it starts. Nothing is lost if that fails."""
-    release = home.release(build)
-    command = [release.python, "-I", "-m", "compileall", "-q", *release.path]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT)
+def _is_damaged(place: Path) -> bool:
+    """Whether an environment was made here and is not what it was then."""
+    listing = f"{place}.json"
+    return Path(listing).exists() and bool(changed_below(str(place), file_digest(listing)))
 
 
 def _run(command: list[str]) -> None:

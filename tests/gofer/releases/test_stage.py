@@ -19,16 +19,22 @@ from gofer.errors import Conflict, NotFound
 from gofer.releases import stage as stage_module
 from gofer.releases.keys import trust_key, trusted_keys, untrust_key
 from gofer.releases.lifecycle import approve, decline, deploy, drop, last_failure, prune, release_states
-from gofer.releases.stage import build_release, compile_release, manifest_of, newer_releases, stage
+from gofer.releases.stage import build_release, manifest_of, newer_releases, stage
+from gofer.releases.trial import compile_release
 from gofer.releases.wheel import ReleaseRefused
 from gofer_sandbox.bubblewrap import binary
-from gofer_supervisor.home import Home, Release
-from support.releases import write_key
+from gofer_supervisor.home import Home, Release, write_json
+from support.releases import compiled_place, plant_compiled, small_source, write_key
 
 ROOT = Path(__file__).parents[3]
 
 
 def works(release: Release) -> str:
+    return "it works"
+
+
+def works_and_compiles(release: Release) -> str:
+    compile_release(release)
     return "it works"
 
 
@@ -55,7 +61,7 @@ def home(tmp_path: Path, signed: Path) -> Home:
 
 
 def test_a_signed_release_is_staged_and_runs(home: Home, wheel: Path) -> None:
-    staged = stage(home, wheel, works)
+    staged = stage(home, wheel, works_and_compiles)
     manifest = home.manifest(staged.build)
     assert (manifest["checked"], manifest["revision"], manifest["source"]) == ("it works", "abc", "file")
     release = home.release(staged.build)
@@ -63,8 +69,8 @@ def test_a_signed_release_is_staged_and_runs(home: Home, wheel: Path) -> None:
         release.command("version"), env=release.environment(), capture_output=True, text=True, check=True
     )
     assert asked.stdout.strip() == staged.version
-    compile_release(home, staged.build)
     assert list(Path(release.path[0], "gofer", "__pycache__").glob("serve.*.pyc")), "it starts at once"
+    assert home.changed_file(staged.build) == "", "running it changes nothing of it"
 
 
 def _forget(top: Path) -> None:
@@ -93,22 +99,67 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file is a link": (_link, "serve.py"),
     "the record is removed": (_forget, "RECORD"),
     "the record is changed": (_forge, "RECORD"),
-    "everything is removed": (shutil.rmtree, "RECORD"),
+    "everything is removed": (shutil.rmtree, "METADATA"),
+    "what Python compiled is another": (
+        lambda top: plant_compiled(top / "gofer" / "serve.py", "pass"),
+        compiled_place(Path("serve.py")).name,
+    ),
+    "what Python compiled is added": (
+        lambda top: compiled_place(top / "gofer" / "shadow.py").touch(),
+        compiled_place(Path("shadow.py")).name,
+    ),
+    "the list is changed": (lambda top: top.with_name("lib.json").write_text("{}"), "lib.json"),
 }
 
 
 def test_whatever_is_changed_after_a_release_was_staged_is_noticed(home: Home, wheel: Path) -> None:
-    build = stage(home, wheel, works).build
-    compile_release(home, build)
-    top = Path(home.release(build).path[0])
+    build = stage(home, wheel, works_and_compiles).build
+    release = Path(home.release(build).path[0]).parent
     assert home.changed_file(build) == ""
     for what, (change, name) in CHANGES.items():
-        shutil.copytree(top, top.parent / "kept")
-        change(top)
+        shutil.copytree(release, kept := release.with_name("kept"))
+        change(release / "lib")
         assert Path(home.changed_file(build)).name == name, what
-        shutil.rmtree(top, ignore_errors=True)
-        (top.parent / "kept").rename(top)
+        shutil.rmtree(release)
+        kept.rename(release)
     assert home.changed_file(build) == ""
+
+
+def test_a_release_that_was_staged_without_a_list_is_held_to_the_record_of_its_wheel(
+    home: Home, wheel: Path
+) -> None:
+    build = stage(home, wheel, works).build
+    manifest = home.manifest(build)
+    del manifest["files"]
+    write_json(f"{home.path}/releases/{build}/manifest.json", manifest)
+    top = Path(home.release(build).path[0])
+    compiled_place(top / "gofer" / "serve.py").parent.mkdir()
+    compiled_place(top / "gofer" / "serve.py").touch()
+    assert home.changed_file(build) == "", "such a release was compiled after it was staged"
+    (top / "gofer" / "serve.py").write_bytes(b"pass\n")
+    assert home.changed_file(build) == "gofer/serve.py"
+
+
+@pytest.mark.slow
+def test_packages_that_were_changed_are_noticed_and_made_again(home: Home, tmp_path: Path) -> None:
+    """A release with other requirements gets an environment of its own; the next one with the same shares it."""
+    builds = []
+    for number in (1, 2, 3):
+        source = small_source(tmp_path / f"source-{number}", f"9.{number}")
+        (source / "requirements.lock").write_text("# nothing\n")
+        packed, _ = build_release(source, tmp_path / f"dist-{number}")
+        builds.append(stage(home, packed, works, unsigned=True).build)
+        assert [home.changed_file(build) for build in builds] == [""] * len(builds)
+        if number == 2:
+            one, other = (Path(home.release(build).python) for build in builds)
+            assert one == other
+            package = next(one.parents[1].rglob("site-packages")) / "pip" / "__init__.py"
+            package.write_text(f"{package.read_text()}# changed")
+            assert {Path(home.changed_file(build)) for build in builds} == {
+                package.relative_to(one.parents[1])
+            }
+            builds.clear()
+    assert Path(home.release(builds[0]).python) != one
 
 
 def test_it_is_checked_before_it_is_there(home: Home, wheel: Path) -> None:
