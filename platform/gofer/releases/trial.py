@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,8 @@ LOOK_EVERY = 0.25
 """Seconds between two looks whether to go on."""
 MAX_MEMORY = 4 * 1024 * 1024
 """Kibibytes of address space for each process."""
+MAX_DISK = 1024 * 1024 * 1024
+"""Bytes of the disk that may go while a release is tried; at most half of what is free."""
 PART_OF_SANDBOX = ("/usr", "/bin", "/lib", "/lib64", "/etc")
 """What every sandbox shows already."""
 IN_LIMITS = f'test -e "$0" || exit 1; ulimit -v {MAX_MEMORY}; exec "$@"'
@@ -80,7 +83,8 @@ def _run_inside(
     sandboxed = [*_sandbox(release, folder), "/bin/sh", "-c", IN_LIMITS, (*release.path, "/")[0]]
     command = [*sandboxed, *release.command(*arguments)]
     what = f"`gofer {' '.join(arguments[:2])}`"
-    give_up = time.monotonic() + timeout
+    give_up, free = time.monotonic() + timeout, shutil.disk_usage(folder).free
+    room = min(MAX_DISK, free // 2)
     try:
         running = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
@@ -93,11 +97,15 @@ def _run_inside(
                 said, wrong = running.communicate(timeout=LOOK_EVERY)
                 break
             except subprocess.TimeoutExpired:
-                stopped = stopping is not None and stopping.is_set()
-                if not stopped and time.monotonic() < give_up:
+                if stopping is not None and stopping.is_set():
+                    why = "was stopped"
+                elif free - shutil.disk_usage(folder).free > room:
+                    why = f"used more than {room // 1_000_000} MB of the disk, and was ended"
+                elif time.monotonic() >= give_up:
+                    why = f"did not end in {timeout:g} seconds"
+                else:
                     continue
                 running.kill()
-                why = "was stopped" if stopped else f"did not end in {timeout:g} seconds"
                 raise ReleaseRefused(f"{what} of the release {why}.") from None
     if running.returncode != 0:
         words = [line for line in f"{said}\n{wrong}".splitlines() if line.strip()]
