@@ -23,7 +23,7 @@ from gofer.releases.stage import build_release, manifest_of, newer_releases, sta
 from gofer.releases.trial import compile_release
 from gofer.releases.wheel import ReleaseRefused
 from gofer_sandbox.bubblewrap import binary
-from gofer_supervisor.home import Home, Release, write_json
+from gofer_supervisor.home import Home, Release, list_files, write_json
 from support.releases import compiled_place, plant_compiled, small_source, write_key
 
 ROOT = Path(__file__).parents[3]
@@ -419,12 +419,17 @@ def test_only_what_was_approved_is_deployed_and_one_at_a_time(home: Home, wheel:
 
 def test_old_releases_go_and_those_that_are_needed_stay(home: Home) -> None:
     for number in range(6):
-        release = Release(build=f"b{number}", version="1", python=sys.executable)
+        packages = Path(home.path, "deps", f"x-{number}")
+        (packages / "bin").mkdir(parents=True)
+        list_files(str(packages))
+        release = Release(build=f"b{number}", version="1", python=str(packages / "bin" / "python"))
         home.add(release, source="file", lock="x")
     home.link("good", "b0")
     home.link("current", "b1")
     assert prune(home, keep=2) == ["b2", "b3"]
     assert sorted(home.builds()) == ["b0", "b1", "b4", "b5"]
+    left = {place.name for place in Path(home.path, "deps").iterdir()}
+    assert left == {name for number in (0, 1, 4, 5) for name in (f"x-{number}", f"x-{number}.json")}
 
 
 def test_a_newer_release_is_found_in_a_directory(tmp_path: Path) -> None:
