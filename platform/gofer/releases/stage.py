@@ -240,8 +240,13 @@ def _verified(wheel: Path, *, needed: bool) -> tuple[Wheel, dict[str, Any]]:
     """A wheel and its manifest, which must be about this very wheel; an empty one where none is needed or there."""
     facts = read_wheel(wheel)
     place = manifest_of(wheel)
-    if not place.exists() and not needed:
-        return facts, {}
+    if not place.exists():
+        if not needed:
+            return facts, {}
+        raise ReleaseRefused(
+            f"{place.name}, the signed manifest of the wheel, is not beside it. "
+            "To accept the wheel although nobody has signed it: --unsigned"
+        )
     try:
         with place.open("rb") as file:
             manifest = json.loads(file.read(MAX_MANIFEST))

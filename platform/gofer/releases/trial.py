@@ -60,7 +60,7 @@ def try_release(
 def compile_release(release: Release) -> None:
     """Compile a release before it is staged, so that nobody waits for it when it starts. Nothing is lost if that
     fails."""
-    command = [release.python, "-I", "-m", "compileall", "-q", *release.path]
+    command = [release.python, "-I", "-B", "-m", "compileall", "-q", *release.path]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT)
 
