@@ -28,8 +28,9 @@ from sqlalchemy import Connection
 
 from gofer.agent.model import Features, Model, ModelEvent, ModelRequest, Turn, Usage
 from gofer.agent.models.catalogue import AUTO, Catalogue
-from gofer.app import SERVICE_SLOTS, Platform, open_app
+from gofer.app import Platform, open_app
 from gofer.connections.changes import add_connection
+from gofer.handlers import SERVICE_SLOTS
 from gofer.intake.admit import Admitter
 from gofer.intake.arrival import Arrival
 from gofer.intake.transaction import take_in

@@ -15,7 +15,8 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert
 
 from benchmarks.measure import Measured
-from gofer.app import SERVICE_SLOTS, Platform, open_app
+from gofer.app import Platform, open_app
+from gofer.handlers import SERVICE_SLOTS
 from gofer.jobs.notifications import JOBS
 from gofer.jobs.outcome import Done, Outcome
 from gofer.jobs.queue import AGENT, SERVICE, submit

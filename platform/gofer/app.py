@@ -1,7 +1,7 @@
 """The composition root: the one place that sees everything and puts it together.
 
-`open_app` opens what every process needs, then what its roles ask for: presence among the processes, the worker with
-a handler for each kind of job, the watch over the load.
+`open_app` opens what every process needs, then what its roles ask for: presence among the processes, the worker
+(`gofer.handlers` gives it a handler for each kind of job), the watch over the load.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import httpx2
@@ -23,47 +23,18 @@ from sqlalchemy import Connection, insert
 
 from gofer import __version__
 from gofer.alarms import keep_watch, note_refused
-from gofer.commands.handler import CommandHandler
 from gofer.connections.context import HttpClients, LoadedConnections
 from gofer.connections.health import watch
-from gofer.connections.inflow import CATCH_UP, POLL, SET_UP, ensure_catch_up, ensure_inflow
+from gofer.connections.inflow import ensure_catch_up, ensure_inflow
 from gofer.connections.registry import IntegrationRegistry
-from gofer.devices import DeviceQuestions
 from gofer.errors import GoferError
-from gofer.goals.handler import GoalDriver, goal_apology
 from gofer.goals.load import keep_watching
-from gofer.goals.requests import GoalTools
-from gofer.goals.tasks import TaskDelegator
-from gofer.goals.worker_runs import WorkerRuns
 from gofer.heartbeat.beats import Beats
-from gofer.heartbeat.nudges import Nudges
-from gofer.heartbeat.runs import HeartbeatRuns
-from gofer.intake.admit import Admitter, StrangerLimit
-from gofer.intake.polling import Poller
+from gofer.intake.admit import StrangerLimit
 from gofer.intake.receive import Gate, Intake, Refusals
-from gofer.intake.scheduled_messages import ScheduledSender
-from gofer.intake.unknown_senders import Approvals
 from gofer.jobs.event_stream import Follower
-from gofer.jobs.kinds import (
-    ANSWER,
-    APPROVAL,
-    DELIVER,
-    DEVICE,
-    GOAL,
-    HEARTBEAT,
-    NUDGE,
-    POST,
-    PROPOSAL,
-    RECEPTION,
-    RELEASE_BUILD,
-    RELEASE_NOTICE,
-    RELEASE_QUESTION,
-    SAY,
-    TASK,
-)
 from gofer.jobs.maintenance import expire_all_leases
 from gofer.jobs.notifications import (
-    EVENTS,
     JOBS,
     SECRETS,
     LocalSignals,
@@ -71,30 +42,20 @@ from gofer.jobs.notifications import (
     RedisSignals,
     Signals,
 )
-from gofer.jobs.outcome import Draft, Outcome
-from gofer.jobs.queue import AGENT, PLANNER, SERVICE, WORKER, Claim, TaskBounds, count_waiting
-from gofer.jobs.worker import Capacity, Handler, Run, Worker
+from gofer.jobs.queue import count_waiting
+from gofer.jobs.worker import Worker
 from gofer.live import Live, SharedLive
 from gofer.logs import RecentLines
 from gofer.mac_upgrade import begin_signing
 from gofer.mcp.settings import McpServerSettings, RunServers
 from gofer.memory.embeddings import Embeddings, Endpoint
-from gofer.memory.manager import MEMORY
 from gofer.memory.recall import Recall
-from gofer.outbox.deliver import Outbox
 from gofer.outbox.progress import ProgressUpdater, RunSummary
-from gofer.runs.agent_files import AgentFiles, AgentSpec
+from gofer.runs.agent_files import AgentFiles
 from gofer.runs.agent_sync import AgentSync
-from gofer.runs.answer import Answerer, RunObserver, apology
-from gofer.runs.memory_manager import MemoryManager, keep_tidy
-from gofer.runs.model_keys import ModelKeys
-from gofer.runs.posts import Poster
-from gofer.runs.proposals import Proposals
+from gofer.runs.memory_manager import keep_tidy
 from gofer.runs.shell_access import Loans
 from gofer.runs.shells import Shells, make_provider
-from gofer.runs.spend import charge
-from gofer.runtimes.callback import CallbackSender
-from gofer.runtimes.triggers import Triggers
 from gofer.secrets.key_check import check_canary, ciphertext_exists
 from gofer.secrets.last_used import Uses
 from gofer.secrets.secret_store import all_secrets, get_secret, put_secret
@@ -104,10 +65,8 @@ from gofer.store.bootstrap import FIRST_WORKSPACE, database_for, migrate, seed_a
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.ids import new_id
-from gofer.store.messages import StoredMessage
 from gofer.store.tables import workers
 from gofer.supervision import keep_record
-from gofer.tool import Tool
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from gofer.vault.redaction import Redactor, Secret
@@ -121,10 +80,6 @@ log = structlog.get_logger()
 RELOAD_EVERY = 30.0
 MCP_CALLBACK = "/mcp/callback"
 """Where an owner comes back to who has authorised Gofer at an MCP server."""
-SERVICE_SLOTS = 64
-"""Slots for sending and polling: their own, so that long runs never keep a finished answer waiting."""
-PLANNER_SLOTS = 2
-"""Plans and reports of goals that one process has written at once: they wait neither for workers nor for answers."""
 
 
 @dataclass
@@ -409,6 +364,8 @@ async def _record_stop(platform: Platform) -> None:
 
 async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     """Start the worker, and what goes along with it."""
+    from gofer.handlers import make_worker  # commands and web processes have no worker
+
     if platform.database.dialect == "sqlite":
         await platform.database.write(expire_all_leases)
     await platform.database.write(platform.start_inflow)
@@ -449,238 +406,6 @@ def _embeddings(
         return None
     endpoint = Endpoint(settings.embeddings_url, settings.embeddings_model, settings.embeddings_secret)
     return Embeddings(database, vault, http, endpoint)
-
-
-async def _handle_release(platform: Platform, verb: str, run: Run) -> Outcome:
-    """Ask or tell about a release: loaded when there is such a job, which most processes never see."""
-    from gofer.releases.approval import ReleaseJobs
-    from gofer.releases.lifecycle import open_home
-
-    home = open_home(platform.settings)
-    url = platform.settings.public_url.rstrip("/") or platform.url
-    jobs = ReleaseJobs(platform.database, platform.vault, platform.accounts, home, url)
-    return await (jobs.ask(run) if verb == "ask" else jobs.tell(run))
-
-
-async def _build_release(platform: Platform, run: Run) -> Outcome:
-    from gofer.releases.self_update import SelfUpdate
-
-    return await SelfUpdate(platform.settings, platform.database, platform.vault).build(run)
-
-
-def _self_update_tools(
-    platform: Platform, claim: Claim, spec: AgentSpec, asker: StoredMessage
-) -> list[Tool[Any]]:
-    """Loaded for an agent that may change Gofer, which most may not."""
-    from gofer.releases.self_update import SelfUpdate
-
-    return SelfUpdate(platform.settings, platform.database, platform.vault).tools(claim, spec, asker)
-
-
-def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, loans: Loans) -> Worker:
-    """A worker with a handler for every kind of job."""
-    settings, database, vault = platform.settings, platform.database, platform.vault
-    admitter = Admitter(
-        charge=partial(charge, timezone=settings.timezone),
-        database=database,
-        vault=vault,
-        accounts=platform.accounts,
-        redactor=platform.redactor,
-        strangers=StrangerLimit(settings.max_from_stranger),
-        noticed=progress.noticed,
-    )
-    keys = ModelKeys(settings=settings, database=database, vault=vault, http=platform.http)
-    observer = Observers(platform.live, platform.signals, progress)
-    return Worker(
-        owner=platform.owner,
-        database=database,
-        vault=vault,
-        signals=platform.signals,
-        handlers={
-            **_run_handlers(platform, admitter, keys, shells, loans, observer),
-            **_conversation_handlers(platform, admitter, keys, progress),
-            **_service_handlers(platform),
-        },
-        apology=_apology,
-        capacity=Capacity(
-            slots={
-                AGENT: settings.slots,
-                SERVICE: SERVICE_SLOTS,
-                PLANNER: PLANNER_SLOTS,
-                WORKER: settings.worker_slots,
-            },
-            tasks=TaskBounds(settings.max_tasks, settings.agent_tasks),
-            lease=settings.lease,
-            poll_interval=settings.poll_interval,
-            stop_within=settings.stop_within,
-            max_running=settings.max_running,
-            keep_finished=settings.keep_finished,
-        ),
-    )
-
-
-def _run_handlers(
-    platform: Platform,
-    admitter: Admitter,
-    keys: ModelKeys,
-    shells: Shells,
-    loans: Loans,
-    observer: Observers,
-) -> dict[str, Handler]:
-    """The handlers of jobs in which a model thinks."""
-    settings, database, vault = platform.settings, platform.database, platform.vault
-    agents = AgentFiles.of(settings)
-    answerer = Answerer(
-        settings=settings,
-        database=database,
-        vault=vault,
-        accounts=platform.accounts,
-        admitter=admitter,
-        redactor=platform.redactor,
-        shells=shells,
-        loans=loans,
-        keys=keys,
-        uses=platform.uses,
-        agents=agents,
-        servers=platform.servers_for_run,
-        observer=observer,
-        recall=platform.recall,
-        self_update=partial(_self_update_tools, platform),
-        delegator=TaskDelegator(database, vault, settings.task_queue) if settings.workers_v1 else None,
-        goal_tools=GoalTools(database, vault, settings, platform.signals).of_run,
-        external=_external_agents(platform),
-    )
-    workers = WorkerRuns(settings=settings, database=database, vault=vault, answerer=answerer)
-    heartbeats = HeartbeatRuns(
-        settings=settings,
-        database=database,
-        vault=vault,
-        redactor=platform.redactor,
-        keys=keys,
-        agents=agents,
-        recall=platform.recall,
-    )
-    manager = MemoryManager(settings=settings, database=database, vault=vault, keys=keys, agents=agents)
-    return {
-        ANSWER: answerer.handle,
-        TASK: workers.handle,
-        HEARTBEAT: heartbeats.handle,
-        MEMORY: manager.handle,
-    }
-
-
-def _conversation_handlers(
-    platform: Platform, admitter: Admitter, keys: ModelKeys, progress: ProgressUpdater
-) -> dict[str, Handler]:
-    """The handlers of jobs in which the platform itself writes to a conversation."""
-    settings, database, vault = platform.settings, platform.database, platform.vault
-    accounts, signals, redactor = platform.accounts, platform.signals, platform.redactor
-    agents = AgentFiles.of(settings)
-    commands = CommandHandler(
-        settings=settings,
-        database=database,
-        vault=vault,
-        accounts=accounts,
-        admitter=admitter,
-        signals=signals,
-        keys=keys,
-        recall=platform.recall,
-    )
-    driver = GoalDriver(
-        settings=settings,
-        database=database,
-        vault=vault,
-        accounts=accounts,
-        redactor=redactor,
-        signals=signals,
-        agents=agents,
-        show=progress.goal_changed,
-    )
-    proposals = Proposals(
-        database=database, vault=vault, accounts=accounts, directory=settings.data_dir / "agents"
-    )
-    nudges = Nudges(
-        database=database, vault=vault, accounts=accounts, agents=agents, signals=signals, settings=settings
-    )
-    posts = Poster(database=database, vault=vault, accounts=accounts, redactor=redactor, agents=agents)
-    scheduled = ScheduledSender(database=database, vault=vault, redactor=redactor, signals=signals)
-    return {
-        RECEPTION: commands.handle,
-        APPROVAL: Approvals(database=database, vault=vault, accounts=accounts).handle,
-        DEVICE: DeviceQuestions(database, vault, accounts).handle,
-        SAY: scheduled.handle,
-        PROPOSAL: proposals.handle,
-        GOAL: driver.handle,
-        POST: posts.handle,
-        NUDGE: nudges.handle,
-        RELEASE_QUESTION: partial(_handle_release, platform, "ask"),
-        RELEASE_NOTICE: partial(_handle_release, platform, "tell"),
-    }
-
-
-def _service_handlers(platform: Platform) -> dict[str, Handler]:
-    """The handlers of jobs that talk to a service, and of the one that builds a release."""
-    settings, database = platform.settings, platform.database
-    outbox = Outbox(
-        database=database,
-        vault=platform.vault,
-        accounts=platform.accounts,
-        redactor=platform.redactor,
-        # A service may still carry out a request after we stopped waiting for it, or died right after sending it.
-        late_write_within=2 * settings.request_timeout,
-        public_url=settings.public_url,
-    )
-    poller = Poller(database=database, accounts=platform.accounts, intake=platform.intake)
-    return {
-        DELIVER: outbox.handle,
-        POLL: poller.poll,
-        CATCH_UP: poller.catch_up,
-        SET_UP: poller.set_up,
-        RELEASE_BUILD: partial(_build_release, platform),
-    }
-
-
-def _external_agents(platform: Platform) -> Triggers:
-    """Wakes the agents that somebody else runs."""
-    settings, database = platform.settings, platform.database
-    callbacks = CallbackSender(
-        database=database,
-        vault=platform.vault,
-        redactor=platform.redactor,
-        secret=platform.secret,
-        timeout=settings.request_timeout,
-    )
-    return Triggers(
-        settings=settings,
-        database=database,
-        agents=AgentFiles.of(settings),
-        signals=platform.signals,
-        callbacks=callbacks,
-    )
-
-
-def _apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, ...]:
-    """The words for a job that ends without an answer: a goal's, or an agent's."""
-    return (goal_apology if claim.kind == GOAL else apology)(connection, claim, reason)
-
-
-class Observers(RunObserver):
-    """Tells of a run where people see it: progress in its chat, open pages, and followers of the event log."""
-
-    def __init__(self, live: Live, signals: Signals, progress: ProgressUpdater) -> None:
-        self._live = live
-        self._signals = signals
-        self._progress = progress
-
-    def heard(self, claim: Claim, kind: str, data: dict[str, Any]) -> None:
-        self._progress.heard(claim, kind, data)
-        self._live.tell(str(claim.conversation_id), claim.id, kind, data)
-        if not kind.endswith(".delta"):
-            self._signals.wake(EVENTS)
-
-    def ended(self, claim: Claim, outcome: Outcome | None) -> None:
-        self._live.over(str(claim.conversation_id), claim.id)
-        self._progress.ended(claim, outcome)
 
 
 async def _watch_load(platform: Platform) -> None:

@@ -30,7 +30,7 @@ from gofer.agent.tools.builtin import builtin_tools
 from gofer.errors import Fenced
 from gofer.runs.agent_files import AgentSpec
 from gofer.runs.build import Ports, build
-from gofer.runs.shells import WorkspaceChanges
+from gofer.runs.conversation_shell import WorkspaceChanges
 from gofer.tool import CommandResult, Entry, Tool
 
 

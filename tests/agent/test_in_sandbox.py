@@ -13,7 +13,7 @@ from agent.conftest import Make
 from agent.pictures import PNG
 from agent.stopwatch import stopwatch
 from gofer.agent.outcome import Answered, Stopped
-from gofer.runs.shells import ConversationShell
+from gofer.runs.conversation_shell import ConversationShell
 from gofer_sandbox import Bubblewrap, IsolationUnavailable, Sandbox
 from gofer_standins.anthropic import Reply, call, calls, say
 from support.patience import patience

@@ -47,9 +47,8 @@ from gofer.web.protocols import (
     gateway_instance,
     gateway_sessions,
 )
-from gofer.web.protocols.device_proof import check_device
 from gofer.web.protocols.gateway_client import GatewayCall, GatewayClient, GatewayCredential, Method
-from gofer.web.protocols.gateway_devices import let_device_in
+from gofer.web.protocols.gateway_devices import check_device, let_device_in
 from gofer.web.protocols.gateway_events import GatewayAnnouncer
 from gofer.web.protocols.gateway_follow import now_ms
 from gofer.web.protocols.gateway_frames import (
