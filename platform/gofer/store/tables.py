@@ -1242,3 +1242,7 @@ heartbeat_findings = table(HeartbeatFinding)
 runtimes = table(Runtime)
 hops = table(Hop)
 workers = table(Worker)
+
+# No code makes an object of a table's class: give back what would map objects to rows, more than 1 MiB. The classes
+# lose `__table__` with it; the tables above stay.
+SQLModel._sa_registry.dispose()
