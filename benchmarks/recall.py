@@ -95,12 +95,12 @@ def _sample(data: dict[str, object]) -> Sample:
     for number in numbers:
         at = _time(str(said[f"session_{number}_date_time"]))
         for turn in said[f"session_{number}"]:
-            turns.append(SampleTurn(turn["dia_id"], turn["speaker"], turn["text"], at, number))
+            turns.append(SampleTurn(turn["dia_id"], turn["speaker"], turn.get("text") or "", at, number))
     known = {turn.id for turn in turns}
     questions = []
     for each in data["qa"]:  # type: ignore[attr-defined]
-        evidence = frozenset(re.findall(r"D\d+:\d+", " ".join(each.get("evidence", [])))) & known
-        if evidence:
+        evidence = frozenset(re.findall(r"D\d+:\d+", " ".join(each.get("evidence") or []))) & known
+        if evidence:  # some adversarial questions have none
             questions.append((str(each["question"]), evidence))
     return Sample(str(data.get("sample_id", "")), turns, questions)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from dataclasses import dataclass, field
 from functools import partial
@@ -227,6 +228,47 @@ async def test_a_text_of_a_megabyte_is_indexed_by_its_beginning(database: Databa
     await add(database, HERE, keys, [said(1, "harbour " + "\ud800x\x00\u202e" * 300_000 + " submarine")])
     assert await ids(database, {HERE: keys}, "harbour") == [1]
     assert await ids(database, {HERE: keys}, "submarine") == []
+
+
+async def test_a_file_of_locomos_shape_is_read_with_its_oddities(database: Database, tmp_path: Path) -> None:
+    """Sessions that are announced and never came, turns that are pictures, evidence in one string or not at all."""
+    talk = [
+        {
+            "speaker": "Maya",
+            "dia_id": "D1:1",
+            "text": "I adopted a beagle.",
+            "img_url": ["x"],
+            "query": "dog",
+        },
+        {"speaker": "Tom", "dia_id": "D1:2", "blip_caption": "a photo of a beagle"},
+        {"speaker": "Maya", "dia_id": "D1:3", "text": "His name is Biscuit."},
+    ]
+    later = [{"speaker": "Tom", "dia_id": "D2:1", "text": "We moved to Utrecht."}]
+    asked = [
+        {"question": "Who is the beagle Biscuit?", "answer": "a beagle", "evidence": ["D1:1; D1:3"], "category": 1},
+        {"question": "Where does Tom live?", "answer": "Utrecht", "evidence": ["D2:1", "D", "D30:05"], "category": 2},
+        {"question": "What is the cat called?", "adversarial_answer": "Biscuit", "category": 5},
+        {"question": "Why a cat?", "evidence": None, "category": 5},
+        {"question": "When?", "evidence": [], "category": 5},
+    ]  # fmt: skip
+    conversation = {
+        "speaker_a": "Maya", "speaker_b": "Tom",
+        "session_1_date_time": "1:56 pm on 8 May, 2023", "session_1": talk,
+        "session_2_date_time": "12:09 am on 13 September, 2023", "session_2": later,
+        "session_3_date_time": "10:37 am on 27 June, 2023",
+    }  # fmt: skip
+    more = {"sample_id": "conv-26", "event_summary": {}, "observation": {}, "session_summary": {}}
+    file = tmp_path / "locomo10.json"
+    file.write_text(json.dumps([{"qa": asked, "conversation": conversation, **more}]))
+    (sample,) = load(file)
+    assert [(turn.id, turn.session) for turn in sample.turns] == [
+        ("D1:1", 1),
+        ("D1:2", 1),
+        ("D1:3", 1),
+        ("D2:1", 2),
+    ]
+    assert [evidence for _, evidence in sample.questions] == [{"D1:1", "D1:3"}, {"D2:1"}]
+    assert (await recall_of(database, [sample]))[5] == 100
 
 
 async def test_recall_is_better_than_plain_full_text_search(database: Database, tmp_path: Path) -> None:
