@@ -83,10 +83,14 @@ _HAN = "\u3005\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff
 _HIRAGANA, _KATAKANA, _HANGUL = "\u3041-\u309f", "\u30a0-\u30ff\u31f0-\u31ff", "\uac00-\ud7af\u1100-\u11ff"
 _SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 """Thai, Lao, Burmese, Khmer."""
+_LETTERS = f"[^\\W_{_HAN}{_HIRAGANA}{_KATAKANA}{_HANGUL}{_SPACELESS}]"
+_MARKS = "[\u0300-\u036f\u0591-\u05bd\u05bf-\u05c7\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff\u200c\u200d]"
+"""Accents, points and vowel signs, which are no letters: they stand inside words, of Hindi and Tamil for example."""
 _RUNS = re.compile(
     f"(?P<pairs>[{_HAN}]+|[{_KATAKANA}]+|[{_HANGUL}]+|[{_SPACELESS}]+)|(?P<kana>[{_HIRAGANA}]+)"
-    f"|(?P<word>[^\\W_{_HAN}{_HIRAGANA}{_KATAKANA}{_HANGUL}{_SPACELESS}]+)"
+    f"|(?P<word>{_LETTERS}+(?:{_MARKS}+{_LETTERS}*)*)"
 )
+_JOINERS = "\u200c\u200d"
 _MIN_KANA = 3
 """Shorter runs of hiragana are particles and endings."""
 _ENDINGS = frozenset(re.findall("..", "まししたですますってないてもではからけどいるていいまょうでし"))
@@ -242,7 +246,8 @@ def _stem(token: str, language: str) -> str:
     """The stem, without accents; the word itself in a language that has no stemmer."""
     stemmed = _stemmer(language).stemWord(token) if language else token
     plain = unicodedata.normalize("NFD", stemmed)
-    return "".join(char for char in plain if not unicodedata.combining(char)) or token
+    kept = (char for char in plain if not unicodedata.combining(char) and char not in _JOINERS)
+    return "".join(kept) or token
 
 
 @cache

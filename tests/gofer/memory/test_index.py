@@ -60,6 +60,22 @@ async def test_what_was_said_is_found_by_any_of_its_words_in_any_form(database: 
     assert await ids(database, {HERE: keys}, "zeppelin") == []
 
 
+async def test_vowel_signs_points_and_accents_do_not_cut_a_word(database: Database) -> None:
+    keys = KeysOfAScope()
+    texts = [
+        "किताब मेज पर है",
+        "तालाब में कमल है",
+        "மரம் பெரியது",
+        "İstanbul'da yağmur",
+        "הַסֵּפֶר שלי",
+        "كِتَابٌ جديد",
+        "می‌روم به خانه",
+    ]
+    await add(database, HERE, keys, [said(number, text) for number, text in enumerate(texts, 1)])
+    asked = {"किताब": [1], "कमल": [2], "மரம்": [3], "istanbul": [4], "הספר": [5], "كتاب": [6], "میروم": [7]}
+    assert {query: await ids(database, {HERE: keys}, query) for query in asked} == asked
+
+
 async def test_two_processes_that_make_an_index_at_once_make_one(database: Database) -> None:
     for at in range(4):
         make = partial(open_index, scope_id=f"conversation:{at}")
