@@ -16,8 +16,9 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.responses import PlainTextResponse
 
-from gofer.web.server import ConnectionLimit
+from gofer.web.server import ConnectionLimit, make_server
 from support.patience import Deadline, patience, until
 from support.web_server import House
 
@@ -182,6 +183,33 @@ def test_a_flood_writes_one_line_a_minute(process: Process) -> None:
     with slow_clients(process.port, ["127.0.0.1"] * 300):
         assert fresh(process, "/healthz").status_code == 200
     assert 1 <= process.log.read_text().count("web.connections_full") <= 3
+
+
+KEY = b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [(b"Content-Length: 900", b"x"), (b"Transfer-Encoding: chunked", b"5\r\nx"), (b"X: " + b"x" * 9000, b"")],
+    ids=["a body that does not come", "a body in pieces", "a line that nobody reads"],
+)
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+async def test_an_upgrade_that_does_not_come_about_is_given_up(
+    header: bytes, body: bytes, method: bytes
+) -> None:
+    server = make_server(PlainTextResponse("hello"), host="127.0.0.1", port=0, head_timeout=0.3)
+    serving = asyncio.create_task(server.serve())
+    await server.ready.wait()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        writer.write(UPGRADE.replace(b"GET", method).replace(KEY, KEY + header + b"\r\n") + body)
+        answer = await asyncio.wait_for(reader.read(), patience(10))
+    finally:
+        writer.close()
+        await writer.wait_closed()
+        server.stop()
+        await serving
+    assert re.match(rb"HTTP/1.1 (400|405|408) ", answer), answer
 
 
 def test_a_form_that_dribbles_is_given_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,8 @@ class Strict(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._check_host()
-        self._expect_no_more()
+        if not (self.parser.should_upgrade() and self._should_upgrade()):
+            self._expect_no_more()  # no app reads the body of an upgrade, so it is bounded as a head is
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
         super().on_headers_complete()
         if self._last_request and self.cycle is not None:
@@ -280,6 +281,8 @@ class Strict(HttpToolsProtocol):
         taken_over = self.transport.get_protocol()
         assert isinstance(taken_over, WebSocket)
         taken_over.entered_by(self, partial(self._limit.leave, self))
+        if not taken_over.handshake_initiated:
+            self._refuse(400, "The handshake of the WebSocket cannot be read.")
 
     def _upgrade(self) -> None:
         if self._should_upgrade():
