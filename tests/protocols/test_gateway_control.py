@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from gofer.errors import GoferError
 from gofer.web.protocols.gateway_control import CronTimes, answer_for, cron_line
 from protocols.gateway_client import GatewayClient, checker, gateway
+from support.patience import until
 from support.web_server import House
 
 CRON = {"kind": "cron", "expr": "0 9 * * *", "tz": "Europe/Vienna"}
@@ -91,6 +93,26 @@ def ask_question(house: House, token: str, client: GatewayClient, key: str) -> s
     told = client.until(lambda frame: "May I deploy?" in json.dumps(frame))
     assert told["payload"]["state"] == "final"
     return str(client.ask("exec.approval.list")[-1]["id"])
+
+
+def test_a_secret_shows_neither_in_a_schedule_nor_in_a_question(house: House, token: str) -> None:
+    """Also one that became a secret after it was said, and in disguise."""
+    value = "kestrel-harbour-9171-quartz"
+    words = f"use {value} or {base64.b64encode(value.encode()).decode()}"
+    with gateway(house, token) as client:
+        job = client.ask("cron.add", name="key", schedule=CRON, payload={**TURN, "message": words})
+        client.say("$ echo begun", "key-begun", "agent:gofer:key")
+        room = client.ask("chat.history", sessionKey="agent:gofer:key")["sessionId"]
+        asked = {"text": words, "choices": [f"yes {value}", "no"]}
+        house.api(token).post(f"/conversations/{room}/questions", json=asked)
+        until(lambda: client.ask("exec.approval.list"))
+        house.api(token).put("/secrets", json={"name": "late", "value": value})
+        question = client.ask("exec.approval.list")[-1]
+        shown = [client.ask("cron.list"), question, client.ask("exec.approval.get", id=question["id"])]
+        assert client.ask("exec.approval.resolve", id=question["id"], decision="allow-once") == {"ok": True}
+        client.ask("cron.remove", id=job["id"])
+    for form in words.split()[1::2]:
+        assert form not in json.dumps(shown)
 
 
 def test_approvals_are_questions(house: House, token: str) -> None:

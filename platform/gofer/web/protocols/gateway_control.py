@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 from sqlalchemy import Connection
@@ -37,6 +37,7 @@ from gofer.web.queries import schedules
 from gofer.web.queries.jobs import wake
 from gofer.web.queries.questions import list_questions
 
+T = TypeVar("T")
 MAX_LISTED = 200
 WAIT_FOR_ANSWER = 600.0
 """Seconds that `exec.approval.waitDecision` waits."""
@@ -117,8 +118,14 @@ async def cron_list(call: GatewayCall) -> Frame:
     params: CronListParams = call.params
     found = await _schedules(call.client)
     shown = [_cron_job(row) for row in found if row["enabled"] or params.includeDisabled]
-    page = shown[params.offset : params.offset + params.limit]
+    page = _masked(call, shown[params.offset : params.offset + params.limit])
     return {"jobs": page, "total": len(shown), "offset": params.offset, "limit": params.limit}
+
+
+def _masked(call: GatewayCall, told: T) -> T:
+    """What people said, without what is a secret by now."""
+    shown: T = call.client.platform.redactor.redact_value(told)
+    return shown
 
 
 def may_read_schedules(client: GatewayClient) -> bool:
@@ -174,7 +181,7 @@ async def cron_add(call: GatewayCall) -> Frame:
     times = {"cron": cron_line(params.schedule), "timezone": params.schedule.tz or "", "missed": "once"}
     schedule_id = await schedules.add(platform, verb, name=params.name, **times)
     found = {row["id"]: row for row in await _schedules(client)}
-    return _cron_job(found[schedule_id])
+    return _masked(call, _cron_job(found[schedule_id]))
 
 
 def cron_line(given: CronTimes) -> str:
@@ -231,12 +238,12 @@ def _run(connection: Connection, named: str) -> int:
 
 async def approval_list(call: GatewayCall) -> list[Frame]:
     """The questions that are open."""
-    return [_approval(each) for each in await _questions(call.client)]
+    return _masked(call, [_approval(each) for each in await _questions(call.client)])
 
 
 async def approval_get(call: GatewayCall) -> Frame:
     """One question."""
-    return _approval(await _question(call.client, call.params.id))
+    return _masked(call, _approval(await _question(call.client, call.params.id)))
 
 
 async def approval_resolve(call: GatewayCall) -> Frame:
