@@ -25,7 +25,7 @@ from gofer.store import audit, row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.database import Database
 from gofer.store.db_time import now
-from gofer.store.tables import LIVE, JobState, devices, in_state, jobs, questions
+from gofer.store.tables import LIVE, JobState, devices, in_state, jobs, members, questions
 from gofer.vault.envelope import Vault
 
 APPROVE, DECLINE = "Approve", "Decline"
@@ -159,9 +159,12 @@ class DeviceQuestions:
         return Done()
 
     async def _question(self, claim: Claim, device: Row[Any], about: str) -> Outcome:
+        # By the device's signed row: the job's could have been changed to name somebody else.
+        whose = select(members.c.name).where(members.c.id == device.member_id)
+        member = await self.database.read(lambda connection: connection.execute(whose).scalar_one())
         text = QUESTION.format(
             name=display_name(device.name) or "without a name",
-            member=display_name(str(claim.payload["member"])),
+            member=display_name(member),
             address=claim.payload["address"],
             id=device.id[:16],
             scopes=_shown(device.scopes.split()),

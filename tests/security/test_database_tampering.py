@@ -29,14 +29,28 @@ from sqlalchemy import (
 import gofer
 from gofer.agent.conversation import QuestionAnswer
 from gofer.alarms import note_refused
+from gofer.commands.questions import _question
 from gofer.connections.inflow import CATCH_UP
-from gofer.devices import find_device
+from gofer.devices import DeviceQuestions, find_device
 from gofer.doctor import examine
 from gofer.errors import ConfigError
 from gofer.goals.records import find_goal, goals_in
-from gofer.identity import grant_role, new_code, redeem
+from gofer.heartbeat.nudges import ASKED as NUDGE_ASKED
+from gofer.heartbeat.nudges import NudgePress, _pressed
+from gofer.identity import (
+    WEB_CHAT,
+    grant_role,
+    linked_identities,
+    new_code,
+    owners_of,
+    put_member,
+    redeem,
+    role_now,
+)
 from gofer.intake.admit import known_role, unread
 from gofer.intake.polling import Poller
+from gofer.intake.routing import _meant
+from gofer.intake.scheduled_messages import owner_name
 from gofer.jobs.control import answer as give_answer
 from gofer.jobs.control import answer_to
 from gofer.jobs.cron import add_schedule, tick
@@ -48,6 +62,7 @@ from gofer.runs.answer import _name_and_model
 from gofer.runs.shells import _kept
 from gofer.runs.store_adapters import StoreQuestions
 from gofer.runtimes.records import find_runtime, list_runtimes, register, runtime_for
+from gofer.runtimes.triggers import _hand_over
 from gofer.secrets.secret_store import PLATFORM
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -306,6 +321,33 @@ async def test_people_and_codes_that_were_written_in_are_strangers(world: World)
     assert await world.database.read(role) is None
 
 
+async def test_whoever_was_written_in_is_nobody_elsewhere_and_owns_nothing(world: World) -> None:
+    """Whom an owner's questions go to, whose private words somebody may read, in whose name a schedule speaks."""
+    eve = await world.run(lambda c: add_member(c, name="eve", role="operator"))
+    me = {"workspace_id": FIRST_WORKSPACE, "integration": WEB_CHAT, "subject": eve}
+    person = await world.run(lambda c: put_member(c, eve, "eve", "operator", FIRST_WORKSPACE))
+    victim = {"workspace_id": FIRST_WORKSPACE, "integration": "telegram", "subject": "4711"}
+    await world.run(lambda c: c.execute(insert(identities).values(id="i", principal_id=person, **victim)))
+    assert await world.database.read(lambda c: linked_identities(c, **me)) == {}
+    await world.run(lambda c: c.execute(update(principals).values(role="owner")))
+    look = partial(owners_of, workspace_id=FIRST_WORKSPACE, integration=WEB_CHAT)
+    assert eve not in await world.database.read(look)
+    await world.run(lambda c: c.execute(update(members).where(members.c.id == eve).values(role="owner")))
+    assert await world.database.read(lambda c: owner_name(c, eve)) is None
+    assert await world.database.read(lambda c: role_now(c, FIRST_WORKSPACE, WEB_CHAT, eve)) == ""
+
+
+async def test_an_agent_that_was_written_in_is_not_called_by_its_name(world: World) -> None:
+    row = {"workspace_id": FIRST_WORKSPACE, "model": "offline", "settings": {}, "created_at": 1.0}
+    await world.run(lambda c: c.execute(insert(agents).values(id="agent_x", name="mallory", **row)))
+    called = {"workspace": FIRST_WORKSPACE, "called": "mallory", "conversation": "none"}
+    assert await world.database.read(lambda c: _meant(c, called)) == []
+    trigger: Any = SimpleNamespace(workspace_id=FIRST_WORKSPACE)
+    assert await world.run(lambda c: _hand_over(c, trigger, "mallory", 1)) is False, (
+        "nor stands it in for one"
+    )
+
+
 async def test_routes_agents_schedules_and_shells_that_were_written_in_do_nothing(world: World) -> None:
     await filled(world)
     (shell,) = await world.rows(select(shells))
@@ -358,6 +400,23 @@ async def test_a_device_that_was_changed_is_no_device(world: World) -> None:
     assert await world.database.read(look) is None, "nor is one of a member who was raised"
 
 
+async def test_owners_are_told_whose_device_it_is_whatever_the_job_says(world: World) -> None:
+    await filled(world)
+    (eve,) = await world.rows(select(members).where(members.c.name == "eve"))
+    new: dict[str, Any] = {"public_key": "B" * 43, "name": "d", "scopes": ["operator.read"]}
+    device = await world.run(lambda c: add_device(c, eve.id, **new, paired=False))
+    payload = {"device": device, "member": "ann", "address": "::1"}
+    claim = SimpleNamespace(id=0, payload=payload, workspace_id=FIRST_WORKSPACE)
+    run: Any = SimpleNamespace(claim=claim)
+    accounts: Any = SimpleNamespace(all=nothing_connected)
+    asked: Any = await DeviceQuestions(world.database, world.vault, accounts).handle(run)
+    assert "wants to connect as eve," in asked.question
+
+
+async def nothing_connected() -> list[Any]:
+    return []
+
+
 async def test_a_runtime_that_was_changed_is_given_nothing(world: World) -> None:
     await filled(world)
     (runtime,) = await world.rows(select(runtimes))
@@ -380,6 +439,8 @@ async def test_an_answer_counts_for_the_question_that_it_was_given_to(world: Wor
     claim: Any = SimpleNamespace(id=asked.job_id, conversation_id=asked.conversation_id)
     run = StoreQuestions(world.database, world.vault, claim)
     assert (await run.answer("release evil")) == QuestionAnswer(expired=True)
+    await world.run(lambda c: c.execute(update(questions).values(call_id=NUDGE_ASKED)))
+    assert await world.database.read(lambda c: _pressed(c, world.vault, asked.job_id)) == NudgePress("")
     # The same words in another row.
     (said,) = await world.rows(select(questions))
     other = {**said._mapping, "id": "question_2", "call_id": "b", "answer": None, "answered_at": None}
@@ -544,6 +605,8 @@ async def test_who_may_answer_a_question_cannot_be_rewritten(world: World) -> No
     await world.run(lambda c: c.execute(update(questions).values(asked_of="mallory")))
     with pytest.raises(row_macs.RowRefused):
         await world.run(give_answer, vault=world.vault, question_id=question.id, text="yes", by="mallory")
+    here: Any = SimpleNamespace(workspace_id=FIRST_WORKSPACE)
+    assert await world.database.read(lambda c: _question(c, here, question.id)) is None, "nor by a button"
 
 
 # Messages: their trust is sealed into them.

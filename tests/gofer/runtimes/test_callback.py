@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from gofer.integration import Request
+from gofer.runtimes.callback import CallbackSender
+from gofer.store.tables import runtimes
 from support.web_server import House
 
 from .conftest import Scene, furnish
@@ -87,6 +90,27 @@ def test_one_signed_request_and_one_answer(scene: Scene, bot: Bot) -> None:
     scene.until(lambda: scene.replies(conversation))
     assert len(bot.heard) == 1
     assert [text for text in scene.replies(conversation) if "Ding." in text] == scene.replies(conversation)
+
+
+def test_an_address_that_somebody_else_wrote_is_not_called(scene: Scene, bot: Bot) -> None:
+    _, trigger = scene.say("who is there?")
+    scene.until(lambda: scene.hops(trigger) == [("live", "delivered", "")])
+    here = update(runtimes).where(runtimes.c.name == scene.runtime)
+    scene.house.write(lambda c: c.execute(here.values(callback_url=f"{bot.url}/elsewhere")))
+    platform = scene.house.platform
+    sender = CallbackSender(
+        database=platform.database, vault=platform.vault, redactor=platform.redactor, secret=never, timeout=1
+    )
+    # It was changed between the choice of the runtime and the request.
+    _, runtime, text = scene.house.read(lambda c: sender._read(c, trigger, 1))
+    assert (runtime, text) == (None, "")
+    scene.house.write(lambda c: c.execute(here.values(callback_url=f"{bot.url}/gofer")))
+    scene.post(json.loads(bot.heard[0][1]), "Me.")
+    scene.ended(trigger)
+
+
+async def never(name: str) -> str:
+    raise AssertionError(name)
 
 
 @pytest.mark.parametrize(("status", "reason"), [(500, "callback.refused"), (302, "callback.refused")])

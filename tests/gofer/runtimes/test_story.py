@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from gofer.cli.runtimes import hop_row
 from gofer.runs.agent_files import AgentFileError, AgentFiles
+from gofer.store.tables import runtimes
 from support.web_server import House, csrf_in
 
 from .conftest import Scene, furnish
@@ -254,6 +256,27 @@ def test_an_agents_words_are_untrusted_unless_its_file_says_otherwise(
     found = scene.owner.get(f"/conversations/{conversation}/messages", params={"after": 0}).json()["messages"]
     assert [each["trust"] for each in found if each["author"].startswith("agent:")] == [trust]
     scene.owner.delete(f"/runtimes/{scene.runtime}")
+
+
+def test_a_runtime_that_somebody_else_wrote_is_given_no_order(scene: Scene) -> None:
+    """A hop is not signed, but whose the runtime is that it goes to is."""
+
+    def change(secret: str) -> None:
+        here = update(runtimes).where(runtimes.c.name == scene.runtime)
+        scene.house.write(lambda c: c.execute(here.values(callback_secret=secret)))
+
+    _, trigger = scene.say("what do you see?")
+    scene.until(lambda: scene.hops(trigger))
+    change("of another")
+    assert scene.orders(wait=0) == []
+    change("")
+    order = scene.order()
+    change("of another")
+    said = {"status": "delivered", "reason": ""}
+    assert scene.host.post(f"/runtimes/orders/{order['id']}", json=said).status_code == 404
+    change("")
+    scene.post(order, "A tree.")
+    scene.ended(trigger)
 
 
 def test_a_browser_cannot_take_a_hosts_orders(scene: Scene) -> None:
