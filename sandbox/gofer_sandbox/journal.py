@@ -65,12 +65,9 @@ class Journal:
         except BlockingIOError:
             os.close(self._fd)
             raise SandboxOwned(f"another process is using the session in {directory}") from None
-        self.live = self._read()
-
-    def _read(self) -> LiveState:
+        self.live = LiveState()
         with contextlib.suppress(ValueError, TypeError):
-            return LiveState(**json.loads(os.pread(self._fd, _SIZE, 0)))
-        return LiveState()
+            self.live = LiveState(**json.loads(os.pread(self._fd, _SIZE, 0)))
 
     @property
     def session(self) -> str:
@@ -107,10 +104,9 @@ def session_of(directory: Path) -> str:
 
 def owned(directory: Path) -> bool:
     """Whether a living process holds the session."""
-    try:
-        Journal(directory).close()
-    except SandboxOwned:
-        return True
-    except FileNotFoundError:
-        return False
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            Journal(directory).close()
+        except SandboxOwned:
+            return True
     return False

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gofer_sandbox.errors import InvalidInput
+from gofer_sandbox.kernel import closing
 from gofer_sandbox.result import Page
 
 _PAGE_MAXIMUM = 1024 * 1024
@@ -165,18 +166,13 @@ class BackgroundLog:
     def _append(self, number: int, source: int, size: int) -> bool:
         """Whether there was room."""
         try:
-            file = _open(self.path(number))
-        except OSError:
-            return False
-        try:
-            end = os.lseek(file, 0, os.SEEK_END)
-            added = through(source, file, end, min(size, self._bound - end)) if end < self._bound else 0
+            with closing(_open(self.path(number))) as file:
+                end = os.lseek(file, 0, os.SEEK_END)
+                added = through(source, file, end, min(size, self._bound - end)) if end < self._bound else 0
         except BlockingIOError:
             raise
         except OSError:
             return False
-        finally:
-            os.close(file)
         self._since += added
         if self._since > self._in_all // 8:
             self._since = 0

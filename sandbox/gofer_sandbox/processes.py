@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from gofer_sandbox.kernel import closing
 from gofer_sandbox.provider import Process
 
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100  # Windows imports this too
@@ -94,13 +95,10 @@ def describe(pid: int) -> Process | None:
 def children(pid: int) -> list[int]:
     """The direct children of a process, whichever of its threads made them."""
     found: list[int] = []
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-        for thread in threads:
+    with contextlib.suppress(OSError, ValueError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb", 0) as file:
                 found += map(int, file.read().split())
-    except (OSError, ValueError):
-        pass
     return found
 
 
@@ -187,10 +185,6 @@ def inner_pid(pid: int) -> int | None:
 def send(processes: Iterable[Process], number: int) -> None:
     """Signal those processes that are still the ones described."""
     for process in processes:
-        with contextlib.suppress(OSError):
-            handle = os.pidfd_open(process.pid)
-            try:
-                if start_time(process.pid) == process.start:
-                    signal.pidfd_send_signal(handle, number)
-            finally:
-                os.close(handle)
+        with contextlib.suppress(OSError), closing(os.pidfd_open(process.pid)) as handle:
+            if start_time(process.pid) == process.start:
+                signal.pidfd_send_signal(handle, number)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gofer_sandbox.errors import InvalidInput
+from gofer_sandbox.kernel import closing
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
 
@@ -72,22 +73,19 @@ class Record:
     def from_json(cls, text: str | bytes) -> Record:
         """From what `to_json` wrote, or InvalidInput."""
         try:
-            return cls._from_data(json.loads(text))
+            data = json.loads(text)
+            if data.get("version") != VERSION:
+                raise InvalidInput(f"record version {data.get('version')!r} is not {VERSION}")
+            known = {field.name for field in fields(cls)}
+            values = {name: value for name, value in data.items() if name in known}
+            values["reference"] = Reference(**data["reference"])
+            values["limits"] = Limits.from_json(data["limits"])
+            values["level"] = Level[data["level"]]
+            for name in ("background", "readonly"):
+                values[name] = tuple(data[name])
+            return cls(**values)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidInput(f"not a sandbox record: {error}") from error
-
-    @classmethod
-    def _from_data(cls, data: dict[str, Any]) -> Record:
-        if data.get("version") != VERSION:
-            raise InvalidInput(f"record version {data.get('version')!r} is not {VERSION}")
-        known = {field.name for field in fields(cls)}
-        values = {name: value for name, value in data.items() if name in known}
-        values["reference"] = Reference(**data["reference"])
-        values["limits"] = Limits.from_json(data["limits"])
-        values["level"] = Level[data["level"]]
-        for name in ("background", "readonly"):
-            values[name] = tuple(data[name])
-        return cls(**values)
 
 
 def _plain(value: Record | Reference | Limits) -> dict[str, Any]:
@@ -105,10 +103,8 @@ def put(base: Path, record: Record) -> None:
     except FileNotFoundError:
         os.makedirs(place, 0o700, exist_ok=True)
         fd = os.open(temporary, flags, 0o600)
-    try:
+    with closing(fd):
         os.write(fd, record.to_json().encode())
-    finally:
-        os.close(fd)
     os.replace(temporary, f"{place}/{record.id}.json")
 
 
@@ -130,12 +126,9 @@ def moving(base: Path) -> Iterator[None]:
     """While this is held, no program of this user moves a session to another directory, or takes one for gone."""
     import fcntl  # not there on every system that may import this
 
-    fd = os.open(base / "moving", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with closing(os.open(base / "moving", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(fd)
 
 
 def every(base: Path) -> Iterator[Record]:

@@ -9,17 +9,17 @@ import pytest
 from gofer_sandbox import InvalidInput, Sandbox, SandboxGone, Unconfined
 from gofer_sandbox.inspection import list_workspace, look
 from gofer_sandbox.limits import MIB
-from support.patience import patience
+from support.patience import eventually, patience
 
 
 async def test_what_it_uses_and_holds_is_seen_from_outside(tmp_path: Path) -> None:
     async with Sandbox(Unconfined(), directory=tmp_path / "one") as sandbox:
         made = "mkdir -p a/b; head -c 3000000 /dev/zero > a/b/big; ln -s / out; ln -s a in; sleep 987 & echo"
         await sandbox.run(made, timeout=patience(30))
+        await eventually(lambda: any("sleep 987" in each.command for each in look(sandbox.record).processes))
         sight = look(sandbox.record)
         assert sight.alive
         assert sight.memory > MIB // 2
-        assert any("sleep 987" in each.command for each in sight.processes)
         assert sight.usage.size >= 3_000_000
         assert sight.usage.files == 5
         assert {each.name: each.kind for each in list_workspace(sandbox.record).entries} == {

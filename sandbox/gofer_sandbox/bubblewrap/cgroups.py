@@ -41,25 +41,12 @@ def _write(path: Path | str, value: object) -> None:
 
 def _number(path: Path, key: bytes) -> int:
     """A counter from a file of `key value` lines."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         for line in processes.read_small(f"{path}").splitlines():
             name, _, value = line.partition(b" ")
             if name == key:
                 return int(value)
-    except (OSError, ValueError):
-        pass
     return 0
-
-
-def _gone(place: Path) -> bool:
-    """Remove a group, unless something is still in it."""
-    try:
-        place.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 def _members(place: Path) -> list[int]:
@@ -182,7 +169,9 @@ class ControlGroup:
         instant."""
         for place in self.directories():
             for attempt in range(50):
-                if _gone(place):
+                with contextlib.suppress(OSError):
+                    place.rmdir()
+                if not place.exists():
                     break
                 time.sleep(0.002 * (attempt + 1))
 

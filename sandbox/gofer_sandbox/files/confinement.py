@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from gofer_sandbox import kernel
 from gofer_sandbox.errors import SandboxGone
 from gofer_sandbox.files import edits as editing
 from gofer_sandbox.files.edits import Edit
@@ -24,19 +25,10 @@ from gofer_sandbox.files.errors import (
     explained,
 )
 from gofer_sandbox.files.text import SNIFF, TextPage, is_binary, read_page
-from gofer_sandbox.kernel import (
-    PROC_SUPER_MAGIC,
-    RESOLVE_IN_ROOT,
-    RESOLVE_NO_MAGICLINKS,
-    RESOLVE_NO_SYMLINKS,
-    acting_as,
-    closing,
-    filesystem_type,
-    mount_id,
-    openat2,
-)
+from gofer_sandbox.kernel import acting_as, closing
 from gofer_sandbox.limits import MIB
 from gofer_sandbox.shell.scripts import INSIDE
+from gofer_sandbox.tree import open_directory
 
 MAX_READ, MAX_WRITE, MAX_EDIT = 16 * MIB, 64 * MIB, 8 * MIB
 """Bytes that one file operation may hold in memory or answer with."""
@@ -104,7 +96,7 @@ class ConfinedFiles:
         if os.geteuid() not in (0, uid):
             raise FileRefused("/", f"only root or uid {uid} can reach this sandbox's files")
         try:
-            self._process = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._process = open_directory(f"/proc/{pid}")
         except (FileNotFoundError, ProcessLookupError):
             raise SandboxGone from None
         self._uid, self._gid = uid, gid
@@ -280,9 +272,9 @@ def _entry(fd: int, name: str) -> FileEntry | None:
     return FileEntry(_printable(name), kind_of(info.st_mode), info.st_size, mode, info.st_mtime, target)
 
 
-_RESOLVE = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
+_RESOLVE = kernel.RESOLVE_IN_ROOT | kernel.RESOLVE_NO_MAGICLINKS
 _MAX_LINKS = 40  # as many as the kernel
-_MAX_TRIES = 64  # openat2 gives EAGAIN when a rename inside races with `..`
+_MAX_TRIES = 64  # kernel.openat2 gives EAGAIN when a rename inside races with `..`
 _MAX_PATH = 4095
 _MAX_NAME = 255
 _MAX_DEPTH = 128
@@ -309,34 +301,31 @@ class Root:
     def _control_mount(self) -> int | None:
         """The mount id of the control directory, unless it is not a mount of its own here."""
         try:
-            fd = openat2(self.fd, INSIDE, os.O_PATH, _RESOLVE | RESOLVE_NO_SYMLINKS)
+            fd = kernel.openat2(self.fd, INSIDE, os.O_PATH, _RESOLVE | kernel.RESOLVE_NO_SYMLINKS)
         except OSError:
             return None
         with closing(fd):
-            found = mount_id(fd)
-        return None if found == mount_id(self.fd) else found
+            found = kernel.mount_id(fd)
+        return None if found == kernel.mount_id(self.fd) else found
 
     def open(self, path: str, flags: int) -> int:
         """Open beneath the root, refusing the sandbox's own machinery however it was reached."""
         for attempt in range(_MAX_TRIES):
             try:
-                fd = openat2(self.fd, path, flags, _RESOLVE)
+                fd = kernel.openat2(self.fd, path, flags, _RESOLVE)
                 break
             except BlockingIOError:
                 if attempt == _MAX_TRIES - 1:
                     raise
         try:
-            self._refuse_machinery(fd, path)
+            if kernel.filesystem_type(fd) == kernel.PROC_SUPER_MAGIC:
+                raise FileRefused(path, "files of /proc are not read from outside; use a command")
+            if self._private is not None and kernel.mount_id(fd) == self._private:
+                raise FileRefused(path, "it belongs to the sandbox itself")
         except BaseException:
             os.close(fd)
             raise
         return fd
-
-    def _refuse_machinery(self, fd: int, path: str) -> None:
-        if filesystem_type(fd) == PROC_SUPER_MAGIC:
-            raise FileRefused(path, "files of /proc are not read from outside; use a command")
-        if self._private is not None and mount_id(fd) == self._private:
-            raise FileRefused(path, "it belongs to the sandbox itself")
 
     def open_regular(self, path: str) -> int:
         """Open a regular file for reading. Pipes and devices are recognised before they are opened."""
@@ -366,10 +355,8 @@ class Root:
 
     def _make_directory(self, path: str) -> int:
         """Open a directory, making it and those above it where they are missing."""
-        try:
+        with suppress(FileNotFoundError):
             return self.open_directory(path)
-        except FileNotFoundError:
-            pass
         made = ""
         for part in (p for p in path.split("/") if p):
             above, made = made or "/", f"{made}/{part}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -91,16 +92,13 @@ def _holders(keeper: int, ends: Ends) -> Iterator[int]:
 def _socket_at(keeper: int, ends: Ends) -> str | None:
     """The name /proc gives to the other end of a connection, in the keeper's network. A port alone would not do:
     at another address of the loopback, or on the way to another port, it may be somebody else's."""
-    try:
+    with contextlib.suppress(OSError, IndexError):
         wanted = [*map(_as_listed, ends), _CONNECTED]
         with open(f"/proc/{keeper}/net/tcp") as table:
-            next(table)
             for line in table:
                 fields = line.split()
                 if fields[1:4] == wanted:
                     return f"socket:[{fields[9]}]"
-    except (OSError, StopIteration, IndexError):
-        pass
     return None
 
 

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import h11
 
-from gofer_sandbox import processes
+from gofer_sandbox import processes, tree
 from gofer_sandbox.errors import SandboxGone, shown
+from gofer_sandbox.kernel import closing
 from gofer_sandbox.network.caller import Callers, command_behind
 from gofer_sandbox.network.dial import Dialer, Resolve, SystemResolver
 from gofer_sandbox.network.errors import EgressUnavailable, PortTaken, ProxyRefused
@@ -81,8 +82,6 @@ class Egress:
         self._limits = limits or EgressLimits()
         self._on_refusal = on_refusal
         self._latest: deque[BlockedRequest] = deque(maxlen=_MAX_REFUSALS)
-        self.refused = 0
-        """How many requests were refused in all."""
         self._meter = Meter(self._limits.total_bytes)
         dialer = Dialer(resolve or SystemResolver(), self._limits.connect_seconds, tls)
         self._forward = ForwardProxy(_allowed(hosts), dialer)
@@ -125,7 +124,6 @@ class Egress:
 
     def _refuse(self, refusal: BlockedRequest) -> None:
         self._latest.append(refusal)
-        self.refused += 1
         if self._on_refusal is not None:
             self._on_refusal(refusal)
 
@@ -271,36 +269,27 @@ _TIMEOUT = 20.0
 async def listen_inside(reference: Reference, ports: tuple[int, ...]) -> list[socket.socket]:
     """Sockets listening on those ports of the sandbox's own 127.0.0.1, held by this process outside it: nothing runs
     inside that a command could kill, and no socket file is shown to it."""
-    namespace = _network_of(reference)
-    ours, theirs = socket.socketpair()
-    try:
-        await _run_helper(namespace, theirs.fileno(), ports)
-        theirs.close()
-        return _received(ours, ports)
-    finally:
-        os.close(namespace)
-        ours.close()
-        theirs.close()
+    with closing(_network_of(reference)) as namespace:
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                await _run_helper(namespace, theirs.fileno(), ports)
+            return _received(ours, ports)
 
 
 def _network_of(reference: Reference) -> int:
     """The namespace, opened through the process's own directory so that a reused pid cannot be meant."""
     try:
-        process = os.open(f"/proc/{reference.pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        raise SandboxGone from None
-    try:
-        if reference.start and processes.start_time(reference.pid) != reference.start:
-            raise SandboxGone
-        return os.open("ns/net", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
+        with closing(tree.open_directory(f"/proc/{reference.pid}")) as process:
+            if reference.start and processes.start_time(reference.pid) != reference.start:
+                raise SandboxGone
+            return os.open("ns/net", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
     except PermissionError:
         raise EgressUnavailable(
             "cannot open the sandbox's network namespace: run as root or as the user it belongs to"
         ) from None
     except (FileNotFoundError, ProcessLookupError):
         raise SandboxGone from None
-    finally:
-        os.close(process)
 
 
 async def _run_helper(namespace: int, channel: int, ports: tuple[int, ...]) -> None:

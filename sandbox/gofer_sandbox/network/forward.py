@@ -10,19 +10,11 @@ from urllib.parse import urlsplit
 
 import h11
 
+from gofer_sandbox.network import http
 from gofer_sandbox.network.caller import Callers
 from gofer_sandbox.network.dial import Dialer
 from gofer_sandbox.network.errors import ProxyRefused
-from gofer_sandbox.network.http import (
-    BLOCK,
-    Peer,
-    UnderWay,
-    end_to_end,
-    exchange,
-    framing,
-    relay_answer,
-    request_head,
-)
+from gofer_sandbox.network.http import Peer
 from gofer_sandbox.network.rules import AllowedHost, host_name
 
 NOT_ALLOWED = "this sandbox may not reach this host and port"
@@ -38,7 +30,7 @@ class ForwardProxy:
         self._callers: Callers | None = None
         self._why = NOT_ALLOWED
         self._dialer = dialer
-        self._under_way = UnderWay("the host was closed while the request was under way")
+        self._under_way = http.UnderWay("the host was closed while the request was under way")
 
     def allow(self, hosts: Sequence[AllowedHost], callers: Callers | None, why: str) -> None:
         """From now on, these hosts and no others, to certain programs if they are given. What is under way to a host
@@ -86,12 +78,12 @@ class ForwardProxy:
 
     async def _plain(self, client: Peer, request: h11.Request, target: str) -> None:
         host, port, path = _absolute(target)
-        body = framing(request)
+        body = http.framing(request)
         async with self._upstream(client, host, port) as upstream:
-            headers = end_to_end(request.headers, b"host") + body
+            headers = http.end_to_end(request.headers, b"host") + body
             named = host if port == 80 else f"{host}:{port}"
-            head = request_head(request.method, path, named, headers)
-            await exchange(client, upstream, head, relay_answer)
+            head = http.request_head(request.method, path, named, headers)
+            await http.exchange(client, upstream, head, http.relay_answer)
 
 
 def _authority(target: str) -> tuple[str, int]:
@@ -138,7 +130,7 @@ async def _pipe_both(client: Peer, upstream: Peer) -> None:
     async with asyncio.timeout(idle) as deadline:
 
         async def pipe(source: Peer, sink: Peer) -> None:
-            while data := await source.reader.read(BLOCK):
+            while data := await source.reader.read(http.BLOCK):
                 deadline.reschedule(asyncio.get_running_loop().time() + idle)
                 client.meter.count(len(data))
                 sink.writer.write(data)

@@ -18,25 +18,12 @@ from urllib.parse import urljoin, urlsplit
 import h11
 
 from gofer_sandbox.errors import InvalidInput
-from gofer_sandbox.network import git
+from gofer_sandbox.network import git, http
 from gofer_sandbox.network.caller import Callers
 from gofer_sandbox.network.credential import Credential, Mask
 from gofer_sandbox.network.dial import Dialer
 from gofer_sandbox.network.errors import ProxyRefused, Unanswered
-from gofer_sandbox.network.http import (
-    BodyCutOff,
-    Headers,
-    Peer,
-    UnderWay,
-    answer,
-    end_to_end,
-    exchange,
-    framing,
-    read_body,
-    receive_head,
-    relay_answer,
-    request_head,
-)
+from gofer_sandbox.network.http import Headers, Peer
 from gofer_sandbox.network.rules import GitAccess, Rule, decode_path, split_target
 
 MAX_REQUEST = 1024 * 1024
@@ -131,8 +118,8 @@ class Grant:
     rule: Rule
     callers: Callers | None = None
     holders: int = 0
-    under_way: UnderWay = field(
-        default_factory=lambda: UnderWay("the grant ended while the request was under way")
+    under_way: http.UnderWay = field(
+        default_factory=lambda: http.UnderWay("the grant ended while the request was under way")
     )
     transfers: dict[str, Transfer] = field(default_factory=dict)
     """LFS objects that were asked for, by what their addresses end with."""
@@ -214,7 +201,7 @@ class ReverseProxy:
             await self._lfs(grant, rule, client, request, path, rest)
             return
         service = _checked(rule, request.method.decode(), decode_path(path), query)
-        body = framing(request)
+        body = http.framing(request)
         early = b""
         refs = None
         if service is not None and request.method == b"GET":
@@ -239,10 +226,10 @@ class ReverseProxy:
         early += await _small_body(client, request)
 
         async def attempt(rule: Rule) -> None:
-            head = request_head(request.method, target, _host(rule), _headers_out(rule, request) + body)
+            head = http.request_head(request.method, target, _host(rule), _headers_out(rule, request) + body)
             answer = MaskedAnswer(rule, target, grant, refs, Mask(rule.secrets))
             async with self._upstream(rule, client) as upstream:
-                await exchange(client, upstream, head, answer.pass_on, early)
+                await http.exchange(client, upstream, head, answer.pass_on, early)
 
         try:
             await attempt(rule)
@@ -255,11 +242,11 @@ class ReverseProxy:
         """Answer a batch of LFS. git-lfs asks for locks with every push; the answer is that there are none."""
         assert rule.git is not None
         if request.method == b"POST" and rest == LOCKS:
-            await answer(client, 404, b'{"message": "Not Found"}', MEDIA_TYPE)
+            await http.answer(client, 404, b'{"message": "Not Found"}', MEDIA_TYPE)
             return
         if (request.method, rest) != (b"POST", BATCH):
             raise ProxyRefused(f"only git's smart HTTP to {', '.join(rule.paths)} is allowed here")
-        body = await read_body(client, MAX_REQUEST)
+        body = await http.read_body(client, MAX_REQUEST)
         check_batch(body, rule.git)
         status, told = await self._ask(rule, client, path, body)
         if status == 401:
@@ -269,7 +256,7 @@ class ReverseProxy:
             raise CredentialRefused
         if status == 200:
             told = rewrite_answer(told, inner_url(rule), grant.transfers)
-        await answer(client, status, Mask(rule.secrets).masked(told), MEDIA_TYPE)
+        await http.answer(client, status, Mask(rule.secrets).masked(told), MEDIA_TYPE)
 
     async def _ask(self, rule: Rule, client: Peer, path: str, body: bytes) -> tuple[int, bytes]:
         """A request of ours with the rule's credential, and its whole answer."""
@@ -281,10 +268,10 @@ class ReverseProxy:
         if rule.credential is not None:
             headers.append((rule.credential.header.encode(), rule.credential.reveal()))
         async with self._upstream(rule, client) as upstream:
-            await upstream.send(request_head(b"POST", path, _host(rule), headers))
+            await upstream.send(http.request_head(b"POST", path, _host(rule), headers))
             await upstream.send(h11.Data(data=body), h11.EndOfMessage())
-            response = await receive_head(upstream)
-            return response.status_code, await read_body(upstream, MAX_ANSWER)
+            response = await http.receive_head(upstream)
+            return response.status_code, await http.read_body(upstream, MAX_ANSWER)
 
     async def _transfer(self, grant: Grant, client: Peer, request: h11.Request, token: str) -> None:
         """One object to or from where it is kept; the rule's credential has no business there."""
@@ -296,14 +283,14 @@ class ReverseProxy:
         given = {name.lower().encode(): value.encode() for name, value in known.headers}
         kept = (b"content-length", b"content-type", b"range")
         own = [(name, value) for name, value in request.headers if name in kept and name not in given]
-        headers = [*own, *given.items(), (b"accept-encoding", b"identity"), *framing(request)]
+        headers = [*own, *given.items(), (b"accept-encoding", b"identity"), *http.framing(request)]
         target = f"{goal.path or '/'}{f'?{goal.query}' if goal.query else ''}"
-        head = request_head(request.method, target, goal.netloc.rpartition("@")[2], headers)
+        head = http.request_head(request.method, target, goal.netloc.rpartition("@")[2], headers)
         port, private = goal.port or (443 if secure else 80), grant.rule.allow_private
         async with self._dialer.upstream(
             client, goal.hostname or "", port, secure=secure, allow_private=private
         ) as upstream:
-            await exchange(client, upstream, head, _pass_object)
+            await http.exchange(client, upstream, head, _pass_object)
 
     def _upstream(self, rule: Rule, client: Peer) -> AbstractAsyncContextManager[Peer]:
         return self._dialer.upstream(
@@ -314,7 +301,7 @@ class ReverseProxy:
 async def _pass_object(client: Peer, upstream: Peer, response: h11.Response) -> None:
     if 300 <= response.status_code < 400:
         raise ProxyRefused("an LFS object is sent for elsewhere", status=502)
-    await relay_answer(client, upstream, response, *_NOT_RETURNED)
+    await http.relay_answer(client, upstream, response, *_NOT_RETURNED)
 
 
 @dataclass(slots=True)
@@ -347,13 +334,13 @@ class MaskedAnswer:
             if safe := mask.feed(data):
                 await client.send(h11.Data(data=safe))
         if not isinstance(event, h11.EndOfMessage):
-            raise BodyCutOff
+            raise http.BodyCutOff
         if rest := mask.feed(self.refs.rest() if self.refs is not None else b"") + mask.rest():
             await client.send(h11.Data(data=rest))
         await client.send(h11.EndOfMessage())
 
     async def _headers(self, response: h11.Response) -> Headers:
-        found = end_to_end(response.headers, *_NOT_RETURNED)
+        found = http.end_to_end(response.headers, *_NOT_RETURNED)
         secrets = [secret.lower() for secret in self.rule.secrets]
         kept = [(n, self.mask.masked(v)) for n, v in found if not any(secret in n for secret in secrets)]
         if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in kept):
@@ -404,7 +391,7 @@ def _host(rule: Rule) -> str:
 def _headers_out(rule: Rule, request: h11.Request) -> Headers:
     credential = rule.credential
     dropped = (*_NOT_SENT, credential.header.lower().encode()) if credential else _NOT_SENT
-    headers = end_to_end(request.headers, *dropped)
+    headers = http.end_to_end(request.headers, *dropped)
     # Compressed answers could not be searched for the credential.
     headers.append((b"accept-encoding", b"identity"))
     if credential is not None:
@@ -434,12 +421,12 @@ async def _small_body(client: Peer, request: h11.Request) -> bytes:
     chunked = any(name == b"transfer-encoding" for name, _ in request.headers)
     if chunked or int(declared[0] if declared else 0) > MAX_REPLAYED or client.http.their_state is h11.DONE:
         return b""
-    return await read_body(client, MAX_REPLAYED)
+    return await http.read_body(client, MAX_REPLAYED)
 
 
 async def _fetch_request(client: Peer, request: h11.Request) -> tuple[bytes, git.FetchRequest]:
     """The whole body of a fetch's request, to be passed on unchanged, and what it asks for."""
-    body = await read_body(client, git.MAX_FETCH)
+    body = await http.read_body(client, git.MAX_FETCH)
     encodings = [value.strip().lower() for name, value in request.headers if name == b"content-encoding"]
     if len(encodings) > 1:
         raise ProxyRefused("a fetch in two compressions cannot be checked", status=415)
