@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -211,6 +212,54 @@ async def test_a_full_channel_holds_neither_the_command_nor_the_server(sandbox: 
 
 
 @needs_python
+@pytest.mark.parametrize("frame", ["Ui/\\0E", "", "R1", "D1 0 /", "X1 0 ", "S1", "V"])
+async def test_a_shell_that_floods_its_channel_keeps_nobody_waiting(frame: str) -> None:
+    """A command has the shell itself say the same thing thousands of times. No step of the server's loop takes more of
+    the processor than counting to 120,000 does, which is less than the 5 ms that are promised; in the best of three
+    tries, since something else may have the caches."""
+    worst = []
+    for _ in range(3):
+        async with Sandbox(Bubblewrap()) as sandbox:
+            steps = asyncio.create_task(longest_step())
+            await asyncio.sleep(0)
+            flood = f"printf '\\0{frame}%.0s' {{1..9000}} >&$c"
+            result = await sandbox.run(f"{CHANNEL}; {flood}; (exit 7)", timeout=60)
+            steps.cancel()
+            worst.append(await steps)
+            assert result.exit_code == (0 if frame.startswith("D") else 7)  # it can forge its own end
+            assert not result.timed_out
+            assert not result.state_lost
+            assert (await sandbox.run("echo ran >>runs; sleep 0.2; (exit 3)")).exit_code == 3
+            assert (await sandbox.run("cat runs")).output == "ran\n"
+        began = time.thread_time()
+        assert sum([number + 1 for number in range(120_000)])
+        if worst[-1] < time.thread_time() - began:
+            return
+    pytest.fail(f"the loop was kept for {worst} seconds")
+
+
+async def longest_step() -> float:
+    """The most processor time that the loop's thread needs from one turn to the next, until this is cancelled."""
+    longest = 0.0
+    with contextlib.suppress(asyncio.CancelledError):
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - began)
+    return longest
+
+
+@pytest.mark.parametrize(
+    "noise", ["PROMPT_COMMAND='seq 2000'", "trap 'seq 20' DEBUG", "trap 'echo R1; echo D9' DEBUG"]
+)
+async def test_what_a_shell_prints_between_commands_is_no_report(sandbox: Sandbox, noise: str) -> None:
+    await sandbox.run(noise)
+    assert [(await sandbox.run(f"(exit {number})")).exit_code for number in range(1, 6)] == [1, 2, 3, 4, 5]
+    result = await sandbox.run("x=kept; kill -KILL $$")
+    assert result.restarted
+    assert (await sandbox.run("(exit 4)")).exit_code == 4
+
+
 async def test_a_forged_state_does_not_reach_the_next_shell(sandbox: Sandbox) -> None:
     await sandbox.run("A=1")
     await sandbox.run(left_running(STATE))

@@ -238,7 +238,7 @@ class Run:
         it is given them a last time; then the shell is replaced. When it was only stopped, its lines are still there,
         and the next shell gets them."""
         process = self._shell.process
-        if process is None or not self._shell.box.waits(process):
+        if process is None or self._shell.wire.behind or not self._shell.box.waits(process):
             self._silent = 0
             return
         self._silent += 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from gofer_sandbox.output import write_at
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.frames import Decoder
+from gofer_sandbox.shell.frames import Decoder, few
 from gofer_sandbox.shell.outputs import SAFELY, Outputs, Ownership, Stream, waiting
 from gofer_sandbox.shell.scripts import Channel
 
@@ -40,7 +40,6 @@ def prepare(control: Path, keeper: dict[str, str], owner: Ownership, channel: Ch
 
 
 _CHUNK = 2048
-"""Whoever is inside can write any number of frames: few are read at a time, for all other sessions wait meanwhile."""
 _MOMENT = 0.0002
 """Seconds: the loop may be kept so long by a command."""
 _SELECTABLE = 1024
@@ -52,6 +51,8 @@ class ControlWire(Outputs, ABC):
 
     _source: int
     """Where frames come from."""
+    behind = False
+    """Whether the shell itself has said more than is heard at a time, and its report may be among that."""
 
     def __init__(
         self, control: Path, owner: Ownership, inside: str = scripts.INSIDE, status: str = "&0"
@@ -183,7 +184,7 @@ class FifoWire(ControlWire):
         super().__init__(control, owner, inside, f"{inside}/st")
         self._source = os.open(control / "st", os.O_RDWR | SAFELY)
         self._input = os.open(control / "in", os.O_RDWR | SAFELY)
-        self._decoder = Decoder()
+        self._decoder, self._rest = Decoder(), b""
 
     def open(self, listener: Listener) -> None:
         """Begin to deliver frames."""
@@ -203,16 +204,20 @@ class FifoWire(ControlWire):
         return waiting(self._input, "FIONREAD")
 
     def hear(self) -> None:
-        """One piece of them."""
+        """Few of them at a time."""
+        if self._closed:
+            return
         try:
-            data = os.read(self._source, _CHUNK)
+            data = self._rest or os.read(self._source, _CHUNK)
         except BlockingIOError:
             return
-        for frame in self._decoder.feed(data):
+        now = few(data)
+        self._rest = data[len(now) :]
+        for frame in self._decoder.feed(now):
             if not self._closed:
                 self._listener.frame(frame, 0)
         self._listener.commit()
-        self._loop.call_soon(self.settle)
+        self._loop.call_soon(self.hear if self._rest else self.settle)
 
     _on_readable = hear
 

@@ -181,9 +181,10 @@ class Shell:
             case frames.Started():
                 live.shell, live.expected = 0, frame.pid
                 self._journal.write()
-            case frames.Ready() if found := self.box.process(sender) if sender else self.box.shell(frame.pid):
-                self.process = found
-                self._on(machine.Event.READY, frame)
+            case frames.Ready() if (self._state, machine.Event.READY) in machine.TRANSITIONS:
+                if found := self.box.process(sender) if sender else self.box.shell(frame.pid):
+                    self.process = found
+                    self._on(machine.Event.READY, frame)
             case frames.Died() if frame.death > live.deaths:
                 self._on(machine.Event.DIED, frame)
                 if self.outcome.refused:
@@ -196,7 +197,10 @@ class Shell:
                 self._take_snapshot(frame)
 
     def _not_begun(self) -> None:
-        """The shell was told to report, and never to begin; or cannot begin, and another has to."""
+        """The shell was told to report, and never to begin; or cannot begin, and another has to. One that is at work
+        has begun: the report is one that a command before has forged."""
+        if self.process and self.box.busy(self.process):
+            return
         if self.outcome.again < _AGAIN_AT_MOST:
             self.submit_again()
         elif self.process and not self.outcome.refused:

@@ -21,7 +21,7 @@ from gofer_sandbox.kernel import take_descriptor
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
 from gofer_sandbox.shell.control import ControlWire
-from gofer_sandbox.shell.frames import Decoder, Died, Started
+from gofer_sandbox.shell.frames import Decoder, Died, Started, few
 from gofer_sandbox.shell.outputs import Ownership, waiting
 
 _CHUNK = 64 * 1024
@@ -124,9 +124,13 @@ class SocketWire(ControlWire):
             self._loop.remove_reader(self._source)
             self._listener.hung_up()
             return False
-        self._heard_size = len(data)
-        self._heard(data, _sender(ancillary))
-        return len(data) == _CHUNK or self._from_shell.amid_snapshot
+        now, sender = few(data), _sender(ancillary)
+        self._heard_size = len(now)
+        self._heard(now, sender)
+        self.behind = len(now) < len(data) and sender == self._shell
+        if self.behind:  # its command has made it forge
+            self._forged = max(self._forged, _FORGED_AT_MOST + 1)
+        return len(now) < len(data) or len(data) == _CHUNK or self._from_shell.amid_snapshot
 
     def _take_off(self) -> None:
         """What was acted on is in the journal before it is taken off the channel: a server that dies in between leaves
@@ -147,12 +151,13 @@ class SocketWire(ControlWire):
                 if isinstance(frame, (Started, Died)):  # whoever was the shell is no more
                     self._shell, self._from_shell = 0, Decoder()
                     self._expected = frame.pid if isinstance(frame, Started) else 0
-                self._listener.frame(frame, sender)
-                self._recognise()
+                    self._listener.frame(frame, sender)
+                    self._recognise()
         elif sender and (sender == self._shell or self._is_shell(sender)):
             self._shell = sender
             for frame in self._from_shell.feed(data):
-                self._listener.frame(frame, sender)
+                if not isinstance(frame, (Started, Died)):  # which are the keeper's to say
+                    self._listener.frame(frame, sender)
         elif not self._shell and len(self._unknown) < _UNKNOWN and processes.parent(sender) == self._keeper:
             self._unknown[sender] = (self._unknown.get(sender, b"") + data)[:_UNKNOWN_SIZE]
         else:
