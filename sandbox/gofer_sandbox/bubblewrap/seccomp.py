@@ -129,13 +129,14 @@ def _instructions(machine: Machine, preallocation: bool) -> list[_Instruction]:
         (_LOAD, 0, 0, _NUMBER),
         (_JUMP_AT_LEAST, 0, 1, _X32),
         _fail(errno.EPERM),
+        # First what shells ask for most: the kernel remembers what is allowed whatever its arguments, and not this.
+        *_refuse_values(checked["fcntl"], dict.fromkeys(_LEASES, errno.EINVAL)),
         *(one for call in calls for one in ((_JUMP_EQUAL, 0, 1, call), _fail(errno.EPERM))),
         # Its flags are behind a pointer no filter can follow; the C library falls back to clone.
         (_JUMP_EQUAL, 0, 1, checked["clone3"]),
         _fail(errno.ENOSYS),
         *_refuse_if(checked["clone"], 0, [(_JUMP_ANY_BIT, 0, 1, _NAMESPACES_OF_CLONE)], errno.EPERM),
         *_refuse_values(checked["ioctl"], ioctls),
-        *_refuse_values(checked["fcntl"], dict.fromkeys(_LEASES, errno.EINVAL)),
         *_refuse_limits_of_others(checked["prlimit"]),
         *([] if preallocation else _only(checked["fallocate"], (_PUNCH_HOLE,), errno.EOPNOTSUPP, argument=1)),
         *_only(checked["socket"], _FAMILIES, errno.EAFNOSUPPORT),

@@ -95,6 +95,12 @@ class Channel:
         """Where the shell writes, between commands."""
         return "&0" if self.attested else f"{self.control}/st"
 
+    @property
+    def said(self) -> str:
+        """Sends there what the shell prints between commands. A socket is its standard output then, which saves bash a
+        redirection with every command."""
+        return "" if self.attested else f" >{self.status}"
+
     def _open(self) -> str:
         if not self.attested:
             return f"exec 0<>{self.control}/in {_STATUS}<>{self.control}/st"
@@ -114,9 +120,10 @@ class Channel:
         shell that is only stopped. One that was stopped before that is ended."""
         own = HELD if self.attested else _STATUS
         named = r"printf '\0S%s\0' $child >&0" if self.attested else ":"
+        says = ">&0" if self.attested else ""
         return f"""((death)) && trap : $signals
 set -m
-{shell} --noprofile --rcfile {self.control}/rc --noediting -i <&0 {own}>&- {closing} &
+{shell} --noprofile --rcfile {self.control}/rc --noediting -i <&0 {says} {own}>&- {closing} &
 child=$!
 set +m; trap '' $signals
 ((death)) || . {self.control}/hold
@@ -228,7 +235,7 @@ def _report(channel: Channel) -> str:
     shell that cannot source the next command is not heard of again, and replaced."""
     return f"""gofer_report() {{
 BASH_X=$?
-\\builtin enable . && \\builtin printf '\\0D%s%s %s %s\\0' "$BASH_S" "$BASH_M" "$BASH_X" "$PWD" >{channel.status}
+\\builtin enable . && \\builtin printf '\\0D%s%s %s %s\\0' "$BASH_S" "$BASH_M" "$BASH_X" "$PWD"{channel.said}
 [[ $BASH_X != 2 && -z ${{TMOUT-}} ]] || \\builtin . {channel.control}/m || \\builtin :
 }}
 readonly -f gofer_report"""
