@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import structlog
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, insert, select
 
 from gofer import __version__
 from gofer.alarms import keep_watch, note_refused
@@ -32,6 +32,7 @@ from gofer.goals.load import keep_watching
 from gofer.heartbeat.beats import Beats
 from gofer.intake.admit import StrangerLimit
 from gofer.intake.receive import Gate, Intake, Refusals
+from gofer.integration import Integration
 from gofer.jobs.event_stream import Follower
 from gofer.jobs.maintenance import expire_all_leases
 from gofer.jobs.notifications import (
@@ -65,7 +66,7 @@ from gofer.store.bootstrap import FIRST_WORKSPACE, database_for, migrate, seed_a
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.ids import new_id
-from gofer.store.tables import workers
+from gofer.store.tables import connections, workers
 from gofer.supervision import keep_record
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
@@ -186,26 +187,31 @@ class Platform:
         while True:
             await asyncio.sleep(self.settings.catch_up_every)
             try:
-                made = await self.database.write(ensure_catch_up, integrations=self._can_catch_up())
+                made = await self.database.write(self._catch_up)
             except GoferError as error:
                 log.warning("catchup.not_begun", error=str(error))
             else:
                 if made:
                     self.signals.wake(JOBS)
 
-    def _can_catch_up(self) -> frozenset[str]:
-        integrations = self.registry.integrations.items()
-        return frozenset(name for name, integration in integrations if integration.can_catch_up)
+    def _catch_up(self, connection: Connection) -> int:
+        able = frozenset(each.name for each in self._connected(connection) if each.can_catch_up)
+        return ensure_catch_up(connection, able)
 
     def start_inflow(self, connection: Connection) -> int:
         """Make the jobs that set up, poll and catch up with each connection, where they are missing."""
-        integrations = self.registry.integrations.items()
+        integrations = self._connected(connection)
         return ensure_inflow(
             connection,
-            polling=frozenset(name for name, integration in integrations if integration.can_poll),
-            catching_up=self._can_catch_up(),
+            polling=frozenset(each.name for each in integrations if each.can_poll),
+            catching_up=frozenset(each.name for each in integrations if each.can_catch_up),
             public=bool(self.settings.public_url),
         )
+
+    def _connected(self, connection: Connection) -> list[Integration]:
+        """The integrations that connections use. The others need not be loaded."""
+        names = connection.execute(select(connections.c.integration).distinct()).scalars()
+        return [found for name in names if (found := self.registry.find(name)) is not None]
 
 
 @contextlib.asynccontextmanager

@@ -99,6 +99,19 @@ def test_a_strangers_package_that_is_broken_costs_only_itself(
     assert registry.packages["leaving"] == "leaving"
 
 
+def test_one_that_nobody_uses_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "strangers.py").write_text(STRANGERS)
+    (tmp_path / "unused.py").write_text("raise RuntimeError('somebody needs me')")
+    monkeypatch.syspath_prepend(tmp_path)
+    announced = {"sound": "strangers:sound", "unused": "unused:integration"}
+    registry = IntegrationRegistry(
+        EntryPoint(name, value, "gofer.integrations") for name, value in announced.items()
+    )
+    assert registry.get("sound").name == "sound"
+    assert registry.packages == {}, "it was loaded as well"
+    assert "somebody needs me" in registry.broken["unused"]
+
+
 def test_its_name_decides_the_rest(case: Case) -> None:
     name = case.integration.name
     assert name == name.lower()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -22,32 +23,60 @@ NAME = re.compile("[a-z][a-z0-9_]*")
 
 
 class IntegrationRegistry:
-    """The integrations that could be loaded, and why the others could not."""
+    """The integrations that are installed. Each is loaded when somebody first needs it: most are used by nobody."""
 
     def __init__(self, found: Iterable[EntryPoint]) -> None:
-        self.integrations: dict[str, Integration] = {}
-        self.broken: dict[str, str] = {}
+        self._loading = threading.Lock()
+        self._announced: dict[str, list[EntryPoint]] = {}
+        """Those that are not loaded yet, by name. Of two with one name, the first that can be loaded counts."""
+        self._loaded: dict[str, Integration] = {}
+        self._broken: dict[str, str] = {}
         self.packages: dict[str, str] = {}
         """Where the broken ones come from, for pip."""
         self.built_in: set[str] = set()
         """Those that came with Gofer, which have a page in its docs."""
         for entry in found:
-            self._load(entry)
+            self._announced.setdefault(entry.name, []).append(entry)
+            if _ours(entry):
+                self.built_in.add(entry.name)
 
     @classmethod
     def installed(cls) -> IntegrationRegistry:
         """Everything installed in this environment."""
         return cls(_announced(tuple(sys.path)))
 
+    @property
+    def integrations(self) -> dict[str, Integration]:
+        """All that can be loaded, by name."""
+        self._load_named(*self._announced)
+        return self._loaded
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """Those that cannot be loaded, and why."""
+        self._load_named(*self._announced)
+        return self._broken
+
+    def find(self, name: str) -> Integration | None:
+        """An integration by name; None when it is not installed or cannot be loaded."""
+        self._load_named(name)
+        return self._loaded.get(name)
+
     def get(self, name: str) -> Integration:
         """An integration by name; raises NotFound saying what there is."""
-        if name in self.integrations:
-            return self.integrations[name]
-        why = f" It could not be loaded: {self.broken[name]}." if name in self.broken else ""
+        if (found := self.find(name)) is not None:
+            return found
+        why = f" It could not be loaded: {self._broken[name]}." if name in self._broken else ""
         raise NotFound(
             f"There is no integration {name!r}.{why} There is: {', '.join(sorted(self.integrations))}. "
             "A package that was installed since Gofer started is found when it starts again."
         )
+
+    def _load_named(self, *names: str) -> None:
+        with self._loading:  # the store's thread asks as well
+            for name in names:
+                for entry in self._announced.pop(name, ()):
+                    self._load(entry)
 
     def _load(self, entry: EntryPoint) -> None:
         # A stranger's package may fail in any way while it is imported; that must cost only itself.
@@ -57,17 +86,15 @@ class IntegrationRegistry:
                 raise TypeError(f"{entry.value} is not an Integration")
             if integration.name != entry.name:
                 raise TypeError(f"it calls itself {integration.name!r} but is announced as {entry.name!r}")
-            if entry.name in self.integrations:
+            if entry.name in self._loaded:
                 raise TypeError("another package announced the same name first")
             _check(integration)
         except (Exception, SystemExit) as error:  # noqa: BLE001
             self.packages[entry.name] = entry.dist.name if entry.dist else entry.module
-            self.broken[entry.name] = f"{type(error).__name__}: {error}"
-            log.error("integration.broken", integration=entry.name, error=self.broken[entry.name])
+            self._broken[entry.name] = f"{type(error).__name__}: {error}"
+            log.error("integration.broken", integration=entry.name, error=self._broken[entry.name])
         else:
-            self.integrations[entry.name] = integration
-            if _ours(entry):
-                self.built_in.add(entry.name)
+            self._loaded[entry.name] = integration
 
 
 def _check(integration: Integration) -> None:

@@ -57,7 +57,7 @@ async def show(request: Request) -> Response:
     checks: Checks = request.app.state.checks
     known = {each["id"]: each for each in await checks.connections()}.get(connection_id, {})
     name = found["connection"]["integration"]
-    integration = platform.registry.integrations.get(name)
+    integration = platform.registry.find(name)
     hook = hook_url(platform, connection_id) or f"/hooks/{connection_id}"
     return render(
         request,
