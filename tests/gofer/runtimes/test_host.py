@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from sqlalchemy import update
 from gofer.crash import EXIT_CODE
 from gofer.store.tables import hops
 from gofer.web.api.runtimes import LOOK_EVERY
+from support.command_line import Forked
 from support.patience import patience, until
 from support.terminals import AGENT, Terminals, terminals
 from support.web_server import House
@@ -67,7 +67,7 @@ class Station:
         if desk is not None:
             self.desk = desk
         self.pane = ""
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[Forked] = []
         self.token = scene.host.headers["authorization"].removeprefix("Bearer ")
         scene.age(1000)  # the host that the scene plays has gone
 
@@ -96,16 +96,14 @@ class Station:
         path.chmod(0o600)
         return path
 
-    def start(self, **environment: str) -> subprocess.Popen[str]:
+    def start(self, **environment: str) -> Forked:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("GOFER_")}
         command = ["runtimes", "host", "--file", str(self.folder / "runtimes.toml")]
         given = {"GOFER_DATA_DIR": str(self.folder / "data"), "GOFER_TOKEN": self.token, **environment}
-        with self.errors(len(self.processes)).open("w") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "gofer", *command], env={**kept, **given}, stderr=errors, text=True
-            )
-        self.processes.append(process)
-        return process
+        errors = self.errors(len(self.processes))
+        errors.touch()
+        self.processes.append(Forked({**kept, **given}, command, os.devnull, os.devnull, str(errors)))
+        return self.processes[-1]
 
     def errors(self, number: int = -1) -> Path:
         """What a process said; the last one's by default."""
@@ -121,7 +119,6 @@ class Station:
     def close(self) -> None:
         for process in self.processes:
             process.kill()
-            process.wait()
 
 
 @pytest.fixture
@@ -252,7 +249,6 @@ def test_a_second_host_and_a_strangers_host_are_refused(station: Station, house:
     other = station.start()
     station.says("is announced by the host laptop.")
     other.kill()
-    other.wait()
     station.token = house.token(house.member("stranger", "operator"), "write", scopes={"runtimes": "write"})
     station.start()
     station.says("no such runtime of yours")
@@ -301,7 +297,6 @@ def test_an_agent_that_speaks_acp_answers_and_asks_people_for_permission(
         _, trigger = scene.say("hang")
         scene.until(lambda: len(_log(tmp_path)) >= 3 and _log(tmp_path)[-1][0] == "prompt")
         station.processes[-1].kill()
-        station.processes[-1].wait()
         station.start()
         scene.until(lambda: scene.hops(trigger)[0] == ("live", "failed", "host.restarted"), 20)
         scene.until(lambda: scene.hops(trigger)[1:2] and _log(tmp_path)[-1][0] == "prompt")
