@@ -25,6 +25,7 @@ from support.process_speed import (
     log_plainly,
     new_loop,
     share_compiled_statements,
+    share_compiled_templates,
     share_entry_points,
     share_tls_defaults,
 )
@@ -37,6 +38,7 @@ TEMPLATE = "gofer_template"
 
 def pytest_configure() -> None:
     share_compiled_statements()
+    share_compiled_templates()
     share_tls_defaults()
     share_entry_points()
     log_plainly()

@@ -89,6 +89,9 @@ def _prepare(later: str, arguments: list[str]) -> None:
 
     make_templates()
     if later:  # nearly every worker will need them
+        from support.process_speed import compile_templates
+
+        compile_templates()
         for name in later.split(","):
             importlib.import_module(name)
         # Hypothesis looks at every character there is, and keeps what it found in a file, which a fresh clone has not.

@@ -12,6 +12,8 @@ from typing import Any
 import httpcore2
 import structlog
 import uvloop
+from jinja2 import Environment
+from jinja2.bccache import Bucket, BytecodeCache
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import CompileError
 from sqlalchemy.util import LRUCache
@@ -19,6 +21,8 @@ from sqlalchemy.util import LRUCache
 from gofer.agent.tools import registry
 from gofer.store import fast_sql
 from gofer.store.postgres import PostgresDatabase
+from gofer.web.dashboard import render
+from gofer.web.static_files import StaticFiles
 
 
 class Compiled:
@@ -91,6 +95,34 @@ def share_entry_points() -> None:
         return importlib.metadata.entry_points(group=group)
 
     registry.entry_points = lambda *, group: found(tuple(sys.path), group)  # type: ignore[assignment, attr-defined]
+
+
+class _CompiledTemplates(BytecodeCache):
+    """Keeps them in memory."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[str, Any] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        bucket.code = self._compiled.get(bucket.key + bucket.checksum)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._compiled[bucket.key + bucket.checksum] = bucket.code
+
+
+@functools.cache
+def share_compiled_templates() -> None:
+    """Compile each page once: every server of the tests made each of its pages anew, for longer than it took to fill
+    and send them."""
+    vars(render)["Environment"] = functools.partial(Environment, bytecode_cache=_CompiledTemplates())
+
+
+def compile_templates() -> None:
+    """Compile every page, for all processes that are forked from this one."""
+    share_compiled_templates()
+    environment = render.Renderer(StaticFiles(), timezone="UTC")._environment
+    for name in environment.list_templates():
+        environment.get_template(name)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

@@ -50,32 +50,6 @@ def test_help_imports_nothing_heavy() -> None:
     assert not loaded & {"sqlalchemy", "httpx2", "starlette", "pydantic", "alembic", "anthropic", "uvicorn"}
 
 
-def test_a_server_loads_nothing_that_it_may_never_need() -> None:
-    code = "import sys, gofer.serve; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    unneeded = {
-        "alembic",
-        "anthropic",
-        "asyncpg",
-        "mcp",
-        "mcp_types",
-        "jsonschema",
-        "gofer.client.mcp_server",
-        "gofer.client.mcp_tools",
-        "gofer.mcp.oauth",
-        "gofer.mcp.servers",
-        "gofer.mcp.tools",
-        "gofer.mcp.transport",
-        "github",
-        "markdown_it",
-        "PIL",
-        "prometheus_client",
-        "redis",
-    }
-    assert not loaded & unneeded
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

@@ -37,8 +37,8 @@ def test_every_reference_leads_somewhere_and_every_schema_is_one() -> None:
     schemas = whole["components"]["schemas"]
     for target in re.findall(r"'\$ref': '([^']+)'", str(whole)):
         assert target.removeprefix("#/components/schemas/") in schemas
-    for name, schema in schemas.items():
-        assert Draft202012Validator({**schema, "components": whole["components"]}), name
+    each = [{"$ref": f"#/components/schemas/{name}"} for name in schemas]
+    assert Draft202012Validator({"anyOf": each, "components": whole["components"]})
 
 
 def test_it_is_served_with_a_page_that_asks_nobody_else_for_anything(house: House) -> None:
