@@ -216,15 +216,16 @@ def expected_server(home: Home) -> tuple[str, bool]:
 
 
 def last_failure(home: Home) -> dict[str, Any] | None:
-    """The release that was taken back last and why, unless a person wanted it or another one has proved itself since:
-    its `build`, `to`, `reason` and `at`. One that does not work, and has none before it, goes on: `to` is itself."""
+    """The release that was taken back last and why, unless a person wanted it, it is deployed once more or another one
+    has proved itself since: its `build`, `to`, `reason` and `at`. One that does not work, and has none before it, goes
+    on: `to` is itself."""
     trial = home.load().trial or {}
     if trial.get("unfit"):
         return {"build": trial["build"], "to": trial["build"], "reason": trial["unfit"], "at": trial["at"]}
     found = [
         {"build": build, **manifest["taken_back"]}
         for build, manifest in home.manifests().items()
-        if manifest.get("taken_back")
+        if manifest.get("taken_back") and build != trial.get("build")
     ]
     last = max(found, key=lambda one: float(one["at"]), default=None)
     proved = home.manifests().get(home.linked(GOOD), {}).get("proved_at", 0.0)

@@ -402,6 +402,16 @@ def test_what_a_person_took_back_or_what_is_long_over_is_no_failure(
     assert last_failure(home) is None
 
 
+def test_a_release_that_is_deployed_once_more_is_no_failure_yet(home: Home) -> None:
+    ended = {"to": "runs", "reason": "A file was changed.", "at": 5.0, "asked": False}
+    home.add(Release(build="bad", version="1", python=sys.executable), taken_back=ended)
+    assert last_failure(home) is not None
+    state = home.load()
+    state.trial = {"build": "bad", "previous": "runs", "by": "ada", "at": 6.0, "step": "prove"}
+    home.save(state)
+    assert last_failure(home) is None
+
+
 def test_only_what_was_approved_is_deployed_and_one_at_a_time(home: Home, wheel: Path) -> None:
     build = stage(home, wheel, works).build
     with pytest.raises(Conflict, match="not approved"):
