@@ -53,6 +53,24 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     specs[:] = [type(spec)(f"{spec}//python={nursery.python}") for spec in specs]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have each worker begin with its part of the longest tests (`slow(long=True)`): one that were begun last would
+    run alone. xdist hands out the list in as many equal parts as there are workers."""
+    workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
+    longest = [item for item in items if any(mark.kwargs.get("long") for mark in item.iter_markers("slow"))]
+    if workers == 1 or not longest:
+        return
+    rest = [item for item in items if item not in longest]
+    ordered: list[pytest.Item] = []
+    for number in range(workers):
+        first = longest[number::workers]
+        size = (len(items) - len(ordered)) // (workers - number) - len(first)
+        ordered += [*first, *rest[: max(0, size)]]
+        del rest[: max(0, size)]
+    items[:] = [*ordered, *rest]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """Fail a test that hangs, so that the run goes on and its name is known."""

@@ -60,7 +60,7 @@ def test_every_package_is_pinned_with_its_hashes() -> None:
     assert all(pinned().values())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(long=True)
 def test_a_release_lists_every_package_with_its_hashes(tmp_path: Path) -> None:
     """`make release` in a copy of the tree: the list is of what is installed, and of nothing else."""
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout

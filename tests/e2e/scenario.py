@@ -30,7 +30,7 @@ from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.postgres import PostgresDatabase
 from gofer.vault.redaction import Secret
 from gofer_standins.hello import HelloService
-from support.patience import Deadline, patience
+from support.patience import eventually, patience
 from support.sqlite_template import with_tables
 
 T = TypeVar("T")
@@ -105,12 +105,13 @@ class Scenario:
 
     async def settle(self, within: float = 30) -> bool:
         """Wait until everything has reached an end; False when it does not."""
-        deadline = Deadline(within)
-        while not await self.read(settled):
-            if deadline.left <= 0:
-                return False
-            await asyncio.sleep(0.05)
-        return True
+
+        async def all_settled() -> bool:
+            return await self.read(settled)
+
+        with contextlib.suppress(TimeoutError):
+            return bool(await eventually(all_settled, within))
+        return False
 
     async def findings(self) -> Findings:
         return await self.read(partial(look, acknowledged=self.acknowledged, shown=self.shown()))
@@ -137,7 +138,7 @@ async def prepared(
     async with service.open(), httpx2.AsyncClient(timeout=patience(10)) as client:
         connection_id = await _connect(data_dir, database_url, integration, service.url, canary)
         port = free_port()
-        given = {"lease": 1, "poll_interval": 0.1, "request_timeout": 1, "stop_within": 2, "sandbox": "off"}
+        given = {"lease": 1, "poll_interval": 0.25, "request_timeout": 1, "stop_within": 2, "sandbox": "off"}
         given |= {"host": "127.0.0.1", "port": port, "data_dir": data_dir, "log_format": "json", **settings}
         environment = {f"GOFER_{name.upper()}": str(value) for name, value in given.items()}
         environment["GOFER_TEST_MARKS"] = str(data_dir.parent / "marks")

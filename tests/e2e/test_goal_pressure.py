@@ -224,7 +224,14 @@ def test_saturation_that_lasts_is_cleared_by_an_operator_and_every_goal_ends(cro
 SENDERS = 4
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count",
+    [
+        200,
+        pytest.param(600, marks=pytest.mark.slow(long=True)),
+        pytest.param(2000, marks=pytest.mark.chaos),
+    ],
+)
 def test_a_flood_of_goals_begins_as_many_as_may_be_and_refuses_every_other_in_words(
     tmp_path: Path, count: int
 ) -> None:

@@ -96,7 +96,8 @@ class Pressed:
     [
         pytest.param(4, 1, id="4-sustained"),
         pytest.param(4, 4, id="4-bursty"),
-        pytest.param(100, 4, id="100-bursty", marks=pytest.mark.slow),
+        pytest.param(30, 4, id="30-bursty", marks=pytest.mark.slow(long=True)),
+        pytest.param(100, 4, id="100-bursty", marks=pytest.mark.chaos),
         # A hundred shells start at once, which takes two minutes of two cores.
         pytest.param(100, 1, id="100-sustained", marks=pytest.mark.chaos),
     ],

@@ -54,7 +54,14 @@ class Pressed:
         assert answer["type"] != "error" or answer["code"] == "execution_failed", answer
 
 
-@pytest.mark.parametrize("sessions", [6, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "sessions",
+    [
+        6,
+        pytest.param(30, marks=pytest.mark.slow(long=True)),
+        pytest.param(100, marks=pytest.mark.chaos),
+    ],
+)
 def test_sessions_that_pause_cancel_and_reconnect_lose_and_double_nothing(
     house: House, token: str, sessions: int
 ) -> None:

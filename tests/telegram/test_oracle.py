@@ -64,7 +64,7 @@ def judged(asked: list[dict[str, Any]]) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(long=True)
 async def test_aiogram_agrees_with_our_updates_requests_and_answers(house: House) -> None:
     made = asyncio.create_task(asyncio.to_thread(make_environment))
     await use_everything(house)

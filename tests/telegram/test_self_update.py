@@ -87,8 +87,13 @@ def changing_model() -> Anthropic:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("sqlite", marks=pytest.mark.slow(long=True)),
+        pytest.param("postgresql", marks=pytest.mark.chaos),
+    ],
+)
 async def test_a_change_is_staged_and_asked_about_once_when_the_process_dies_after_staging_it(
     telegram: Telegram, tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
@@ -120,7 +125,7 @@ async def test_a_change_is_staged_and_asked_about_once_when_the_process_dies_aft
     assert model.refused == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(long=True)
 async def test_a_change_of_the_greeting_is_approved_by_a_button_and_taken_back_by_another(
     telegram: Telegram, tmp_path: Path
 ) -> None:
@@ -230,7 +235,7 @@ async def told_in(data_dir: Path, words: str, *rooms: str) -> None:
         await asyncio.sleep(0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(long=True)
 async def test_an_owner_without_any_chat_but_the_web_changes_gofer_and_takes_it_back(tmp_path: Path) -> None:
     model, data_dir = changing_model(), tmp_path / "data"
     put(data_dir, {"gofer.toml": "self_update = true\n"})

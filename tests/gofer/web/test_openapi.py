@@ -57,7 +57,7 @@ def token(house: House) -> str:
 
 
 # The library itself draws at random inside a strategy.
-@pytest.mark.slow
+@pytest.mark.slow(long=True)
 @pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
 def test_whatever_is_sent_is_answered_as_documented(house: House, token: str) -> None:
     """Something right and something wrong to each; `make chaos` sends thousands."""
