@@ -101,6 +101,12 @@ def test_a_head_beyond_the_limit_is_refused(house: House, path: str, shape: str,
     assert answer.count(b"HTTP/1.1") == 1
 
 
+def test_a_head_that_does_not_end_is_refused_when_it_is_too_large(house: House) -> None:
+    """Not only when its time is over: a line without an end would fill the memory until then."""
+    answer = ask(house, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"a" * (2 * MAX_HEAD))
+    assert answer.startswith(b"HTTP/1.1 431 "), answer
+
+
 def test_a_head_within_the_limit_is_answered(house: House) -> None:
     head = get("/healthz", "Host: 127.0.0.1", f"X: {'y' * (MAX_HEAD - 200)}")
     assert ask(house, head).startswith(b"HTTP/1.1 200 ")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import httpx2
 import pytest
 from starlette.responses import PlainTextResponse
 
+from gofer.web.auth.sessions import csrf_for
 from gofer.web.server import ConnectionLimit, make_server
+from protocols.gateway_client import hello_params, line
 from support.patience import Deadline, patience, until
 from support.web_server import House
 
@@ -87,7 +90,8 @@ class Process:
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self._process.pid}/fd"))
 
-    def sign_in(self) -> str:
+    @cached_property
+    def session(self) -> str:
         """The session of the owner, who follows the link that the server printed."""
         (link,) = re.findall(r"/link/([\w-]+)", self.log.read_text())[:1]
         made = self.client.post(f"/link/{link}", data={}, headers={"origin": str(self.client.base_url)})
@@ -161,11 +165,25 @@ def test_slow_clients_leave_room_for_everybody(
 
 def test_people_who_are_signed_in_come_first(process: Process) -> None:
     """Also when strangers keep the server busy with whole requests, so that nobody can be closed to make room."""
-    cookie = {"cookie": f"gofer_session={process.sign_in()}"}
+    cookie = {"cookie": f"gofer_session={process.session}"}
     with slow_clients(process.port, [f"127.0.{n % 2}.{n // 2 + 2}" for n in range(400)], GUESSING):
         assert fresh(process, "/api/v1/me", **cookie).status_code == 200
         assert fresh(process, "/healthz").status_code == 200
         assert fresh(process, "/api/v1/me", **cookie).status_code == 200
+
+
+def test_a_program_that_has_said_who_it_is_keeps_its_connection(process: Process) -> None:
+    """Over the gateway protocol it says so after its WebSocket is open."""
+    url = f"http://127.0.0.1:{process.port}"
+    headers = {"cookie": f"gofer_session={process.session}", "origin": url}
+    headers["x-gofer-csrf"] = csrf_for(process.session)
+    made = httpx2.post(f"{url}/api/v1/tokens", headers=headers, json={"name": "p"}, timeout=patience(10))
+    many = [f"127.0.{n % 2}.{n // 2 + 2}" for n in range(400)]
+    with line(url) as client:
+        client.ask("connect", **hello_params(made.json()["token"]))
+        with slow_clients(process.port, many):
+            assert fresh(process, "/healthz").status_code == 200
+            assert client.ask("agents.list")
 
 
 def test_a_server_that_crashes_leaves_no_core(process: Process) -> None:

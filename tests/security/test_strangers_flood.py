@@ -6,13 +6,14 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy import func, select, update
 
 from gofer.connections.changes import add_connection
-from gofer.intake.admit import StrangerLimit
+from gofer.intake.admit import Admitter, StrangerLimit, read_one
 from gofer.integration import sign_body
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
@@ -109,6 +110,32 @@ def test_who_is_found_to_be_a_stranger_again_and_again_is_not_looked_up_any_more
     assert not limit.may_look_up("github_1", "eve")
     assert limit.may_look_up("github_1", "ada")
     assert limit.may_look_up("github_2", "eve")
+
+
+async def test_nor_is_it_asked_more_when_all_come_at_once(scene: Scene, tmp_path: Path) -> None:
+    """Before the first of them was looked at, none is known to be a stranger's."""
+    async with gofer(scene, tmp_path / "data") as running:
+        issue = await scene.github.open_issue("ada", scene.repository, "Broken", "It is.")
+        await scene.github.comment("mallory", scene.repository, issue.number, "@gofer 1")
+        await running.quiet()
+        platform = running.platform
+        (row,) = await running.rows(select(messages).where(messages.c.trust == "stranger"))
+        read = await platform.database.read(
+            lambda c: read_one(c, platform.vault, row.conversation_id, row.seq)
+        )
+        admitter = Admitter(
+            database=platform.database,
+            vault=platform.vault,
+            accounts=platform.accounts,
+            redactor=platform.redactor,
+            strangers=StrangerLimit(MOST),
+        )
+        claim: Any = SimpleNamespace(workspace_id=FIRST_WORKSPACE)
+        before = len(scene.github.calls)
+        assert read is not None
+        found = {(await admitter._ask(claim, read)).trust for _ in range(MOST * 3)}
+    asked = [call for call in scene.github.calls[before:] if "collaborators/mallory/permission" in call[1]]
+    assert (found, len(asked)) == ({"stranger"}, MOST)
 
 
 async def test_the_service_is_asked_about_a_stranger_a_bounded_number_of_times(
