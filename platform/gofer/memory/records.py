@@ -240,7 +240,9 @@ def in_force(
             found.append(replace(last, version=row.version, state=FORGOTTEN))
         elif row.sealed is not None:
             found.append(described(connection, vault, row))
-    return sorted(found, key=lambda each: (each.source.message_seq or 0, each.valid_from, each.id))
+    # By what is sealed: whoever can write to the database could make a note a rule by its column.
+    kept = [each for each in found if each.kind == kind]
+    return sorted(kept, key=lambda each: (each.source.message_seq or 0, each.valid_from, each.id))
 
 
 def forgotten_turns(connection: Connection, conversation_id: str) -> set[int]:
