@@ -6,7 +6,6 @@ it when one of them approves. The program gets in when it connects again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,7 +166,7 @@ class DeviceQuestions:
             member=display_name(member),
             address=claim.payload["address"],
             id=device.id[:16],
-            scopes=_shown(device.scopes.split()),
+            scopes=", ".join(f"`{scope}`" for scope in device.scopes.split()) or "nothing",
         )
         connected = await self.accounts.all()
         return await self.database.read(
@@ -180,10 +179,6 @@ class DeviceQuestions:
             choices=(APPROVE, DECLINE),
             expires_after=PENDING_LIFE,
         )
-
-
-def _shown(scopes: Iterable[str]) -> str:
-    return ", ".join(f"`{scope}`" for scope in scopes) or "nothing"
 
 
 def _approved(connection: Connection, claim: Claim, scopes: str, by: str) -> None:

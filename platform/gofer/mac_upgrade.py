@@ -46,7 +46,8 @@ async def begin_signing(settings: Settings, database: Database, vault: Vault) ->
     count = await database.write(start, vault=vault, recorded=recorded, record=path)
     assert vault.mac_keys is not None
     if kept is None:
-        _write(path, place, {"key": vault.mac_keys.id, "since": round(time.time())})
+        entry = {"key": vault.mac_keys.id, "since": round(time.time())}
+        _replace(path, {**_read(path), place: entry})
     if count:
         log.warning("rows.signed", rows=count, record=str(path))
 
@@ -130,10 +131,6 @@ def _read(path: Path) -> dict[str, Any]:
             "remove it if you trust what is in the database."
         ) from None
     return found if isinstance(found, dict) else {}
-
-
-def _write(path: Path, place: str, entry: dict[str, Any]) -> None:
-    _replace(path, {**_read(path), place: entry})
 
 
 def _replace(path: Path, known: dict[str, Any]) -> None:

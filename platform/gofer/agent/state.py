@@ -217,7 +217,9 @@ def _turn_finished(state: State, event: JournalEvent) -> None:
     current.detail = data.get("detail", "")
     state.refusals, state.cut_call = 0, data["cut_call"]
     current.calls = [
-        _call(block, data["malformed"]) for block in data["content"] if block["type"] == "tool_use"
+        Call(block["id"], block["name"], block["input"], data["malformed"].get(block["id"], ""))
+        for block in data["content"]
+        if block["type"] == "tool_use"
     ]
     if current.calls:
         state.steps.append(Step())
@@ -225,10 +227,6 @@ def _turn_finished(state: State, event: JournalEvent) -> None:
     else:
         state.quiet_turns += 1
         state.partial += "".join(texts(data["content"])) if data["stop"] in ("max_tokens", "pause") else ""
-
-
-def _call(block: Block, malformed: dict[str, str]) -> Call:
-    return Call(block["id"], block["name"], block["input"], malformed.get(block["id"], ""))
 
 
 def _settle(state: State, cost: int) -> None:

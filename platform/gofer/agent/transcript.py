@@ -14,7 +14,7 @@ from typing import Any
 from gofer.agent.conversation import ConversationMessage, Trust, rank
 from gofer.agent.model import Block, ModelMessage
 from gofer.agent.models.documents import PDF, document_stub
-from gofer.agent.state import Call, Round, State
+from gofer.agent.state import Call, State
 from gofer.sanitize import clean
 
 OUTCOME_UNKNOWN = (
@@ -37,7 +37,8 @@ def transcript(state: State) -> list[ModelMessage]:
     for index in range(state.kept_from, len(state.rounds)):
         current = state.rounds[index]
         before = state.rounds[index - 1].calls if index > state.kept_from else []
-        blocks = [_result(call, state, index - 1) for call in before] + _input(current, state, index)
+        blocks = [_result(call, state, index - 1) for call in before]
+        blocks += [_image_or_stub(block, state, index) for block in current.input]
         _append(messages, "user", blocks)
         _append(messages, "assistant", current.answer or [], current.by)
     if state.rounds and len(state.rounds) > state.kept_from:
@@ -76,10 +77,6 @@ def _append(messages: list[ModelMessage], role: str, blocks: list[Block], by: st
         messages.append({"role": "assistant", "content": list(blocks), "by": by})
     else:
         messages.append({"role": "assistant", "content": list(blocks), "by": by})
-
-
-def _input(current: Round, state: State, index: int) -> list[Block]:
-    return [_image_or_stub(block, state, index) for block in current.input]
 
 
 def _image_or_stub(block: Block, state: State, index: int) -> Block:

@@ -81,16 +81,13 @@ def integrations() -> Shown:
 def _print_integrations(found: dict[str, Any]) -> None:
     for each in found["integrations"]:
         required = each["settings"].get("required", ())
-        settings = [f"{name} (needed)" if name in required else name for name in _names(each["settings"])]
+        names = each["settings"].get("properties", {})
+        settings = [f"{name} (needed)" if name in required else name for name in names]
         secrets = [f"{one['name']} ({_whence(one)})" for one in each["secrets"]]
         print(f"{each['name']}: {plain(each['summary'])}")
         facts([("  settings", ", ".join(settings)), ("  secrets", ", ".join(secrets))])
     for name, why in found["broken"].items():
         print(f"{name} could not be loaded: {plain(why)}")
-
-
-def _names(schema: dict[str, Any]) -> list[str]:
-    return [*schema.get("properties", {})]
 
 
 def _whence(secret: dict[str, Any]) -> str:

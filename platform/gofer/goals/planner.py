@@ -23,8 +23,6 @@ MAX_PLANNING_TRIES = 3
 PLANNING_STEPS = 12
 """Model calls of one run of the planner."""
 SUBMIT_PLAN, ASK_PERSON = "submit_plan", "ask_person"
-OPEN_STATES = frozenset({"queued", "running"})
-"""States of a task that is not over."""
 UNDONE_STATES = frozenset({"failed", "blocked", "dropped"})
 """States of a task that is over and of which nothing came."""
 

@@ -168,7 +168,7 @@ def _unhealthy(connection: Connection, watch: HeartbeatWatch) -> Iterable[Due]:
         return
     for row in connection.execute(select(connections.c.id).where(connections.c.enabled)):
         if lanes & {lane_of(POLL, row.id), lane_of(CATCH_UP, row.id)}:
-            yield Due(UNHEALTHY, f"connection:{row.id}", "", _day(watch))
+            yield Due(UNHEALTHY, f"connection:{row.id}", "", str(int(watch.at // 86400)))
 
 
 def _goals(connection: Connection, watch: HeartbeatWatch) -> Iterable[Due]:
@@ -192,10 +192,6 @@ def _goals(connection: Connection, watch: HeartbeatWatch) -> Iterable[Due]:
             yield Due(GOAL_BLOCKED, subject, row.conversation_id, f"{since:.0f}")
         elif row.state != "blocked" and since < watch.at - STALLED_AFTER:
             yield Due(GOAL_STALLED, subject, row.conversation_id, f"{since:.0f}")
-
-
-def _day(watch: HeartbeatWatch) -> str:
-    return str(int(watch.at // 86400))
 
 
 def _not_on_record(connection: Connection, watch: HeartbeatWatch, found: Sequence[Due]) -> list[Due]:

@@ -325,7 +325,7 @@ class RunSummary:
 
     def progress(self, connection: Connection, job_id: int, waits_for: str = "", words: str = "") -> Progress:
         """Read how far a run is."""
-        if (goal := _goal_of(connection, job_id)) is not None:
+        if (goal := connection.execute(_GOAL, {"job": job_id}).first()) is not None:
             return self._goal_progress(connection, goal)
         steps, doing = _steps(connection, job_id)
         message, lasting = _began_with(connection, job_id)
@@ -389,11 +389,6 @@ STEP_STATES: dict[str, Any] = {
     "blocked": "open",
     "dropped": "dropped",
 }
-
-
-def _goal_of(connection: Connection, job_id: int) -> Any:
-    """The goal that a job drives, unless it was purged."""
-    return connection.execute(_GOAL, {"job": job_id}).first()
 
 
 _COST_OF_GOAL = (

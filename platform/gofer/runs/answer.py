@@ -436,7 +436,7 @@ class Answerer:
         return WaitForJobs(tuple(made), cost=cost)
 
     async def _outcome(self, claim: Claim, asker: StoredMessage, end: End, limits: LimitSettings) -> Outcome:
-        cost = await self._cost(claim)
+        cost = await self.database.read(cost_of_job, job_id=claim.id)
         end = await asyncio.to_thread(_defused, end, asker)
         match end:
             case Answered(text, included_to, warning, narrowed):
@@ -525,9 +525,6 @@ class Answerer:
         ):
             return ()
         return await self._drafts(claim, asker, text, "final", code, said="")
-
-    async def _cost(self, claim: Claim) -> float:
-        return await self.database.read(cost_of_job, job_id=claim.id)
 
     async def _drafts(
         self,

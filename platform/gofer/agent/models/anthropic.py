@@ -240,7 +240,8 @@ class StreamedAnswer:
     def turn(self) -> Turn:
         """The complete answer. A stream that ended early is no answer."""
         if not self._ended or self._stop is None:
-            raise self._error("retryable", "The stream of the answer broke off.")
+            text = "The stream of the answer broke off."
+            raise ModelError("retryable", text, usage=self.usage, model=self._name)
         stop = STOPS.get(self._stop, "unknown")
         malformed: dict[str, str] = {}
         content = [block for index in sorted(self._blocks) for block in self._block(index, stop, malformed)]
@@ -259,9 +260,6 @@ class StreamedAnswer:
             diagnostics=self._message.get("diagnostics"),
             detail=self._detail if stop != "unknown" else code(self._stop),
         )
-
-    def _error(self, kind: Any, text: str) -> ModelError:
-        return ModelError(kind, text, usage=self.usage, model=self._name)
 
     def _block(self, index: int, stop: Stop, malformed: dict[str, str]) -> list[Block]:
         block = self._blocks[index]

@@ -23,7 +23,6 @@ from gofer.connections.health import health_of, set_up
 from gofer.doctor import Finding, ask_compatible, ask_model, examine, look_around
 from gofer.doctor.model import KEY_FIXES, look_at_model
 from gofer.errors import GoferError, Malformed, NotFound
-from gofer.integration import Health
 from gofer.jobs.notifications import JOBS
 from gofer.runs.agent_files import AgentFiles
 from gofer.secrets.secret_store import put_secret
@@ -154,10 +153,7 @@ async def _connect(
 
 async def test_connection(platform: Platform, step: str, connection_id: str) -> StepResult:
     """Ask the service how the connection is doing."""
-    return _result(step, await health_of(platform, connection_id))
-
-
-def _result(step: str, health: Health) -> StepResult:
+    health = await health_of(platform, connection_id)
     return StepResult(step, health.ok, health.line, health.fix)
 
 

@@ -123,17 +123,13 @@ def refusal(request: str, error: GoferError) -> Frame:
     return frame if wait is None else {**frame, "retryAfterMs": int(wait * 1000)}
 
 
-def _now_ms() -> int:
-    return int(time.time() * 1000)
-
-
 async def _connect(session: ClientSession, asked: ClientMessage) -> list[Frame]:
     hello = {"sessionKey": session.key, "agentId": session.agent}
     return [{"type": "connect.ack", **hello, "capabilities": list(session.capabilities)}]
 
 
 async def _ping(session: ClientSession, asked: ClientMessage) -> list[Frame]:
-    return [{"type": "pong", "timestamp": _now_ms()}]
+    return [{"type": "pong", "timestamp": int(time.time() * 1000)}]
 
 
 # Talking.
