@@ -36,7 +36,7 @@ from gofer.doctor import examine
 from gofer.errors import ConfigError
 from gofer.goals.records import find_goal, goals_in
 from gofer.heartbeat.nudges import ASKED as NUDGE_ASKED
-from gofer.heartbeat.nudges import NudgePress, _pressed
+from gofer.heartbeat.nudges import NudgePress, _pressed, _signed_in
 from gofer.identity import (
     WEB_CHAT,
     grant_role,
@@ -340,6 +340,8 @@ async def test_whoever_was_written_in_is_nobody_elsewhere_and_owns_nothing(world
     await world.run(lambda c: c.execute(update(members).where(members.c.id == eve).values(role="owner")))
     assert await world.database.read(lambda c: owner_name(c, eve)) is None
     assert await world.database.read(lambda c: role_now(c, FIRST_WORKSPACE, WEB_CHAT, eve)) == ""
+    pressed = NudgePress("Do it", "eve", "eve", "owner")
+    assert not await world.database.read(lambda c: _signed_in(c, pressed)), "nor is a button hers to press"
 
 
 async def test_an_agent_that_was_written_in_is_not_called_by_its_name(world: World) -> None:
@@ -366,7 +368,8 @@ async def test_routes_agents_schedules_and_shells_that_were_written_in_do_nothin
     await world.run(lambda c: c.execute(update(agents).values(name="admin")))
     with pytest.raises(ConfigError, match="refused"):
         await world.database.read(lambda c: _name_and_model(c, asked))
-    await world.run(lambda c: c.execute(update(routes).values(trigger="mention")))
+    # It would still lead the message there.
+    await world.run(lambda c: c.execute(update(routes).values(priority=routes.c.priority + 1)))
     before = await world.count(participants)
     await world.say("hello", room="elsewhere")
     assert await world.count(participants) == before, "nobody hears it by a route that was changed"
