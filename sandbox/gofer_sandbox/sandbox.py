@@ -446,10 +446,13 @@ class Sandbox:
     async def _search(self, pipeline: str, limit: int) -> Result:
         """Run a pipeline in the workspace, for so many lines; the shell stays where it is. The exit code is the first
         program's, or 0 when it was cut short because there is enough."""
+        _whole(limit=limit)
+        if not 0 < limit <= 10_000:
+            raise InvalidInput(f"limit must be between 1 and 10000, not {limit}")
         home = shlex.quote(self._alive().box.home)
         return await self.run(
             f"(\\builtin set +e +o pipefail; \\builtin cd -- {home} || \\builtin exit\n"
-            f"command {pipeline} | command head -n {_limit(limit)}\n"
+            f"command {pipeline} | command head -n {limit}\n"
             f"\\builtin set -- ${{PIPESTATUS[0]}}; \\builtin exit $(($1 == {_CUT_SHORT} ? 0 : $1)))"
         )
 
@@ -529,12 +532,6 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(value, str) or b"\0" in _encoded(value, f"the value of {name}"):
             raise InvalidInput(f"the value of {name} must be text without NUL")
     return dict(environment)
-
-
-def _limit(limit: object) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit <= 10_000:
-        raise InvalidInput(f"limit must be between 1 and 10000, not {limit!r}")
-    return limit
 
 
 def _check(**texts: object) -> None:

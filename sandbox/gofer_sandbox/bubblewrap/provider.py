@@ -31,7 +31,6 @@ from gofer_sandbox.records import Record, Reference
 from gofer_sandbox.shell import scripts, socket_wire
 from gofer_sandbox.shell.control import prepare
 from gofer_sandbox.shell.outputs import Ownership
-from gofer_sandbox.shell.socket_wire import SocketWire, take
 
 _BEYOND = 16 * MIB
 """How much larger than the disk limit one file may grow: enough for it to be seen, and its writer ended."""
@@ -286,11 +285,11 @@ class BubblewrapBox(Box):
         """The device of the image that is mounted as its workspace, if one is."""
         self._channel = channel
 
-    def wire(self) -> SocketWire:
+    def wire(self) -> socket_wire.SocketWire:
         """Over the socket that was given to the keeper."""
         owner = Ownership(self.reference.uid, self.reference.gid)
-        channel, self._channel = self._channel or take(self.reference.pid), None
-        return SocketWire(Path(self.reference.control), owner, channel, self.reference.pid)
+        channel, self._channel = self._channel or socket_wire.take(self.reference.pid), None
+        return socket_wire.SocketWire(Path(self.reference.control), owner, channel, self.reference.pid)
 
     def settled(self) -> None:
         """Where PID 1 need not end with us bubblewrap's own process has nothing more to do, and it takes as much memory

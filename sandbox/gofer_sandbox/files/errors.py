@@ -1,18 +1,4 @@
-"""What can go wrong with a file of a sandbox.
-
-FileError
-├── InvalidPath      the path or a number given with it cannot be right (also InvalidInput)
-├── FileMissing      nothing is there
-├── FileRefused      it is there, but may not be touched: rights, read-only places, the sandbox's own files
-├── NotAFile         a directory, pipe, socket or device where a regular file is needed
-├── FileTooLarge     more than the limit of this operation
-├── BinaryFile       not text, where text was asked for
-├── FileBusy         a process inside holds it or keeps changing it
-├── NoSpace          the sandbox's disk or quota is full
-└── EditRefused      an edit does not match exactly once
-
-A sandbox that has ended raises the library's own SandboxGone.
-"""
+"""What can go wrong with a file of a sandbox. A sandbox that has ended raises the library's own SandboxGone."""
 
 from __future__ import annotations
 
@@ -34,7 +20,7 @@ class FileError(SandboxError):
 
 
 class InvalidPath(FileError, InvalidInput):
-    """The path cannot name a file."""
+    """The path or a number given with it cannot be right."""
 
 
 class FileMissing(FileError):
@@ -42,11 +28,11 @@ class FileMissing(FileError):
 
 
 class FileRefused(FileError):
-    """The session may not do this to that file."""
+    """It is there, but may not be touched: rights, read-only places, the sandbox's own files."""
 
 
 class NotAFile(FileError):
-    """It is not a regular file (or not a directory, where one is needed)."""
+    """A directory, pipe, socket or device where a regular file is needed, or no directory where one is."""
 
 
 class FileTooLarge(FileError):
@@ -54,15 +40,15 @@ class FileTooLarge(FileError):
 
 
 class BinaryFile(FileError):
-    """The file is not text."""
+    """The file is not text, where text was asked for."""
 
 
 class FileBusy(FileError):
-    """A process in the sandbox holds the file or is changing it."""
+    """A process in the sandbox holds the file or keeps changing it."""
 
 
 class NoSpace(FileError):
-    """The sandbox's disk is full."""
+    """The sandbox's disk or quota is full."""
 
 
 class EditRefused(FileError):
