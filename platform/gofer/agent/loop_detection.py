@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from gofer.agent.state import State, Step
@@ -91,7 +92,7 @@ def _repeat(state: State) -> LoopFinding | None:
     if not steps:
         return None
     last = _pairs(steps[-1])
-    in_a_row = _run_length([_pairs(step) for step in steps])
+    in_a_row = sum(1 for _ in takewhile(lambda step: _pairs(step) == last, reversed(steps)))
     if steps[-1].progress:
         most, row, stop = 0, CHANGING_NUDGE, in_a_row >= CHANGING_STOP
     else:
@@ -118,15 +119,6 @@ def _since_change(steps: Sequence[Step], same: Callable[[Step], bool]) -> Sequen
     repetition."""
     changes = [index for index, step in enumerate(steps) if step.progress and not same(step)]
     return steps[changes[-1] + 1 :] if changes else steps
-
-
-def _run_length(items: Sequence[object]) -> int:
-    count = 0
-    for item in reversed(items):
-        if item != items[-1]:
-            break
-        count += 1
-    return count
 
 
 def _poll(state: State) -> LoopFinding | None:
