@@ -438,8 +438,10 @@ def test_the_memory_page_does_what_the_api_does(house: House, people: dict[str, 
     assert "Gulls nest in May" in refused.text, "what was typed is still there"
     assert browser.post("/memory/import", **wish, publish="1").status_code == 303
     assert "Gulls nest in May" in browser.get("/memory?query=gulls").text
-    assert browser.post("/memory/reindex", csrf=csrf_in(page)).status_code == 303
-    assert "Gulls nest in May" in browser.get("/memory?query=gulls").text
+    for scope in ("", "agent:gofer"):
+        assert browser.post("/memory/reindex", csrf=csrf_in(page), scope=scope).status_code == 303
+        assert "Gulls nest in May" in browser.get(f"/memory?query=gulls&scope={scope}").text
+    assert "Gulls nest in May" not in browser.get("/memory?query=gulls&scope=person:me").text
 
 
 def test_a_scope_that_nobody_has_is_not_indexed_anew(people: dict[str, Any]) -> None:

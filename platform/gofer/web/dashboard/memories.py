@@ -101,9 +101,9 @@ def _places(text: str) -> dict[str, str]:
 
 @page("owner")
 async def reindex(request: Request) -> Response:
-    """Rebuild every index, under new keys."""
-    await form_of(request)
-    begun = await memories.begin_reindex(platform_of(request), visitor_of(request), "")
+    """Rebuild the index of one audience or of all, under new keys."""
+    scope_id = text_of(await form_of(request), "scope").strip()
+    begun = await memories.begin_reindex(platform_of(request), visitor_of(request), scope_id)
     still = f" {len(begun['degraded'])} audiences still cannot be read." if begun["degraded"] else ""
     return redirect("/memory", f"{begun['scopes']} indexes are being rebuilt.{still}")
 

@@ -40,7 +40,7 @@ MAX_SCOPES = 30_000
 MAX_SEARCHED = 1000
 """Audiences that are searched at once: people and agents, then the newest conversations."""
 NOT_SEARCHED = (
-    "{count} older conversations were not searched. Say which one to search: --scope conversation:ID."
+    "{count} older conversations were not searched. Say which one to search, as the audience conversation:ID."
 )
 IMPORTED_AT_ONCE = 50
 """Memories of an import in one transaction."""
