@@ -20,6 +20,7 @@ from gofer.agent.context.operations import REMINDER
 from gofer.agent.loop import REMINDER_TOKENS
 from gofer.identity import known_principal
 from gofer.integration import sign_body
+from gofer.memory.manager import MEMORY, NO_BUDGET
 from gofer.memory.records import turn_id
 from gofer.runs.memories import REMINDERS
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -29,6 +30,7 @@ from gofer.store.tables import (
     Trust,
     conversations,
     events,
+    jobs,
     memories,
     memory_indexes,
     memory_postings,
@@ -518,6 +520,27 @@ def test_a_damaged_message_stops_no_run_and_no_page_and_can_be_forgotten(town: T
     marked = len(marks(town))
     town.ask("ann-pier", "ann", "Thank you.")
     assert (len(marks(town)), turn in api.get("/doctor").text) == (marked, False)
+
+
+def test_a_damaged_summary_stops_no_run(town: Town) -> None:
+    town.ask("ann-sums", "ann", "The ferry to Sassnitz has four decks.")
+    here = participants.c.conversation_id == town.rooms["ann-sums"][0]
+    damage = update(participants).where(here).values(summary=b"\x02nonsense")
+    town.house.write(lambda connection: connection.execute(damage))
+    before = len(town.told("ann-sums"))
+    assert "four decks" in town.ask("ann-sums", "ann", "How many?")
+    assert len(town.told("ann-sums")) == before + 1
+
+
+def test_when_rules_tidy_for_want_of_money_doctor_and_the_overview_say_so(town: Town) -> None:
+    browser = town.house.browser()
+    browser.follow(town.house.link(town.people["ann"]))
+    assert "memory_day_dollars" not in browser.get("/").text
+    its = jobs.c.id == select(func.max(jobs.c.id)).where(jobs.c.kind == MEMORY).scalar_subquery()
+    town.house.write(lambda connection: connection.execute(update(jobs).where(its).values(reason=NO_BUDGET)))
+    assert "memory_day_dollars" in browser.get("/").text
+    assert "memory_day_dollars" in town.apis["ann"].get("/doctor").text
+    town.house.write(lambda connection: connection.execute(update(jobs).where(its).values(reason="")))
 
 
 def test_without_its_tables_memory_is_said_to_be_away_and_the_agent_answers(town: Town) -> None:

@@ -30,6 +30,7 @@ from gofer.doctor.model import (
 from gofer.errors import ConfigError, GoferError, NotFound
 from gofer.jobs.maintenance import depth, oldest_ready
 from gofer.mcp.settings import McpServerSettings
+from gofer.memory.manager import by_rule_lately
 from gofer.memory.notes import OFF
 from gofer.memory.recall import DAMAGED, EXAMINED_SECONDS, advice
 from gofer.releases.lifecycle import last_failure, open_home
@@ -220,6 +221,8 @@ async def _memory(platform: Platform) -> list[Finding]:
     found = await _embeddings(platform)
     if not platform.settings.memory_v1:
         found.append(Finding("memory", "note", OFF, "Unset GOFER_MEMORY_V1, and restart.", "memory.md"))
+    for line in await platform.database.read(by_rule_lately):
+        found.append(Finding("memory", "note", line, docs="memory.md"))
     if left := platform.recall.not_examined:
         line = f"{left} conversations were not looked at: that takes more than {EXAMINED_SECONDS:.0f} s."
         found.append(Finding("memory", "note", line, docs="memory.md"))

@@ -36,7 +36,7 @@ from sqlalchemy import (
 )
 
 from gofer.errors import Conflict
-from gofer.memory.terms import Terms, hashed
+from gofer.memory.terms import Terms, hashed, to_hash
 from gofer.store import fast_sql
 from gofer.store.database import Database
 from gofer.store.db_time import now
@@ -144,7 +144,7 @@ def hash_terms(state: IndexState, documents: Sequence[Document], keys: Keys) -> 
     """Every term of these documents, hashed."""
     key = keys.index(state.generation)
     terms = {term for document in documents for term in document.terms.counts}
-    return {term: hashed(term, key) for term in terms}
+    return {term: hashed(to_hash(term), key) for term in terms}
 
 
 def read_rows(connection: Connection, state: IndexState, terms: Iterable[int]) -> Rows:

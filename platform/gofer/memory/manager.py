@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from gofer.crash import crash_point
 from gofer.errors import Conflict, GoferError, NotFound
@@ -39,6 +39,15 @@ MAX_CHANGES = 50
 """Of one job; the next note makes another."""
 MAX_JUDGED = 20
 """Pairs, and long notes, that a model is asked about in one job."""
+NO_BUDGET, NO_MODEL, SLOW_MODEL = "memory.no_budget", "memory.no_model", "memory.slow_model"
+"""Why a job did by rule what a model should have done."""
+_BY_RULE = {
+    NO_BUDGET: "the agent's budget for its memories was used up (`memory_day_dollars` raises it)",
+    NO_MODEL: "the agent's model could not be asked",
+    SLOW_MODEL: "the model did not answer in time, and is asked again later",
+}
+_LATEST_JOBS = 2000
+"""Of all kinds, that are looked through for those."""
 LONG = 400
 """Characters of a note whose beginning does not say what it is about."""
 _ALIKE = 0.5
@@ -76,6 +85,16 @@ def ensure_job(connection: Connection, lane: str, payload: dict[str, str], delay
         delay=delay,
     )
     return True
+
+
+def by_rule_lately(connection: Connection) -> list[str]:
+    """What people are told when a model should have tidied memories and rules did it."""
+    last = connection.execute(select(func.max(jobs.c.id))).scalar() or 0
+    query = select(jobs.c.reason, func.count()).where(jobs.c.kind == MEMORY, jobs.c.id > last - _LATEST_JOBS)
+    found = connection.execute(
+        query.where(jobs.c.reason.in_(_BY_RULE)).group_by(jobs.c.reason).order_by(jobs.c.reason)
+    )
+    return [f"Rules tidied memories {count} times lately: {_BY_RULE[why]}." for why, count in found]
 
 
 @dataclass(frozen=True, slots=True)

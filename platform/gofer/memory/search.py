@@ -27,7 +27,7 @@ from gofer.memory.index import (
     read_terms,
     state_of,
 )
-from gofer.memory.terms import hashed, query_terms
+from gofer.memory.terms import hashed, query_terms, to_hash
 from gofer.store.database import Database
 from gofer.store.tables import memory_indexes
 from gofer.vault.errors import Tampered
@@ -82,10 +82,10 @@ def read_postings(
     found = connection.execute(select(memory_indexes).where(columns.scope_id.in_(list(scopes)))).all()
     states = {row.id: state_of(row) for row in found}
     terms: dict[tuple[int, int], int] = {}
+    words = [(number, to_hash(term)) for number, variants in enumerate(query) for term in variants]
     for state in states.values():
         key = scopes[state.scope_id].index(state.generation)
-        for number, variants in enumerate(query):
-            terms.update({(state.id, hashed(term, key)): number for term in variants})
+        terms.update({(state.id, hashed(word, key)): number for number, word in words})
     if not terms:
         return Searched(states, (), terms)
     blocks = [(index_id, row) for index_id in states for row in (LENGTHS, IDS)]

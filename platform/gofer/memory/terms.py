@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import Any
 
-from gofer.vault.envelope import MacKey
+from gofer.vault.envelope import MacKey, joined
 
 MAX_BYTES = 16 * 1024
 """Of a text that are indexed."""
@@ -161,9 +161,14 @@ def query_terms(query: str) -> list[frozenset[str]]:
     return list(found)[:MAX_QUERY_TERMS]
 
 
-def hashed(term: str, key: MacKey) -> int:
+def to_hash(term: str) -> bytes:
+    """A term as `hashed` takes it. A search makes it once, and hashes it with the key of each scope."""
+    return joined("term", term)
+
+
+def hashed(term: bytes, key: MacKey) -> int:
     """A term as the index stores it: 63 bits that say nothing without the key."""
-    return int.from_bytes(key.mac("term", term)[:8]) >> 1
+    return int.from_bytes(key.mac_of(term)[:8]) >> 1
 
 
 def guess_language(text: str) -> str:

@@ -31,7 +31,15 @@ from gofer.jobs.kinds import ANSWER
 from gofer.jobs.outcome import Done, Outcome, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
-from gofer.memory.manager import MEMORY, Judgement, NoteTidier, ensure_job
+from gofer.memory.manager import (
+    MEMORY,
+    NO_BUDGET,
+    NO_MODEL,
+    SLOW_MODEL,
+    Judgement,
+    NoteTidier,
+    ensure_job,
+)
 from gofer.memory.scopes import AGENT, CONVERSATION, split_scope
 from gofer.runs.agent_files import AgentFiles, AgentSpec
 from gofer.runs.memories import StoreMemories
@@ -87,6 +95,17 @@ class MemoryLimits(LimitSettings):
         return {**super().caps(background=True), "memory": micros(self.memory_day_dollars)}
 
 
+class MemoryJobLimits(JobLimits):
+    """The same for one job, which remembers that there was no money for something."""
+
+    refused = False
+
+    async def afford(self, state: State, input_tokens: int, output_tokens: int) -> bool:
+        affordable = await super().afford(state, input_tokens, output_tokens)
+        self.refused = self.refused or not affordable
+        return affordable
+
+
 class MemoryManager:
     """Handles jobs of the kind `memory`."""
 
@@ -99,18 +118,21 @@ class MemoryManager:
         self._keys = keys
         self._agents = agents
         self._one_at_a_time = asyncio.Lock()
+        self._why = ""
+        """Why rules do the job that is under way; empty where a model can."""
 
     async def handle(self, run: Run) -> Outcome:
         """Do one bounded piece of work. Slots that send messages are not kept waiting: one job at a time."""
         if self._one_at_a_time.locked():
             return Snooze(BUSY, "memory.busy")
         async with self._one_at_a_time:
+            self._why = ""
             participant = run.claim.payload.get("participant")
             if participant is not None:
                 await self._sum_up(run.claim, str(participant), quiet=bool(run.claim.payload.get("quiet")))
             else:
                 await self._tidy_notes(run.claim, str(run.claim.payload["scope"]))
-            return Done()
+            return Done(reason=self._why)
 
     async def _tidy_notes(self, claim: Claim, scope_id: str) -> None:
         agent_id, name = await self._database.read(_agent_of, scope_id=scope_id)
@@ -118,6 +140,11 @@ class MemoryManager:
         asked = await self._model(claim, name)
         judge = partial(self._judge, *asked) if asked is not None else None
         await NoteTidier(self._database, self._vault).tidy(scope_id, judge)
+        self._look_at_budget(asked)
+
+    def _look_at_budget(self, asked: tuple[Model, MemoryJobLimits] | None) -> None:
+        if asked is not None and asked[1].refused:
+            self._why = NO_BUDGET
 
     async def _judge(
         self, model: Model, limits: JobLimits, pairs: Sequence[tuple[str, str]], long: Sequence[str]
@@ -133,11 +160,12 @@ class MemoryManager:
                 turn = await asked_model(model, JUDGE, text, _JUDGE_TOKENS)
         except TimeoutError:
             log.info("memory.model_slow", model=model.name)
+            self._why = SLOW_MODEL
         cost = limits.cost(turn.model, turn.usage) if turn else 0
         await limits.settle_summary(state, cost, turn.model if turn else model.name)
         return _judgement("".join(texts(turn.content)), len(pairs), len(long)) if turn else None
 
-    async def _model(self, claim: Claim, name: str) -> tuple[Model, JobLimits] | None:
+    async def _model(self, claim: Claim, name: str) -> tuple[Model, MemoryJobLimits] | None:
         """The agent's model with the budget for its memories; None where there is none to ask."""
         try:
             spec = self._agents.get(name)
@@ -150,13 +178,14 @@ class MemoryManager:
             model = await catalogue.ready(spec.model, caller=MEMORY)
         except GoferError as error:
             log.info("memory.no_model", error=str(error))
+            self._why = NO_MODEL
             return None
         if isinstance(model, Offline) or model.name == Offline.name:
             return None
         prices = load_prices(self._settings.data_dir / "prices.toml", catalogue.prices())
         limits = MemoryLimits.model_validate(spec.limits.model_dump())
         ledger = StoreLedger(database=self._database, claim=claim, timezone=self._settings.timezone)
-        made = JobLimits(limits, prices, (model.name,), ledger, window=lambda: model.context_window)
+        made = MemoryJobLimits(limits, prices, (model.name,), ledger, window=lambda: model.context_window)
         # Without a known price a budget cannot be kept.
         return (model, made) if made.check_start(State(background=True)) is None else None
 
@@ -175,11 +204,14 @@ class MemoryManager:
             if point is not None:
                 await self._database.write(_keep, vault=self._vault, claim=claim, before=row, point=point)
                 crash_point("memory.tidied")
-        except (NotFound, TimeoutError):
-            return  # purged, or the model is slow: the next run's end, or the next quiet, tries again
+        except NotFound:
+            return  # purged
+        except TimeoutError:
+            self._why = SLOW_MODEL  # the next run's end, or the next quiet, tries again
+        self._look_at_budget(asked)
 
     async def _summary(
-        self, claim: Claim, row: Any, asked: tuple[Model, JobLimits] | None, share: float
+        self, claim: Claim, row: Any, asked: tuple[Model, MemoryJobLimits] | None, share: float
     ) -> Point | None:
         history = StoreHistory(self._database, self._vault, claim)
         provider = ConversationProvider(history, StoreMemories(self._database, self._vault, claim))

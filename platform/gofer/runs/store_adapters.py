@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import structlog
 from sqlalchemy import Connection, Integer, bindparam, select, type_coerce, update
 from sqlalchemy.types import NullType
 
@@ -42,6 +43,8 @@ from gofer.store.messages import StoredMessage, open_content
 from gofer.store.tables import ASIDE, SCHEDULE, messages, participants, questions, replies
 from gofer.vault.envelope import DataKey, Vault
 from gofer.vault.errors import Tampered
+
+log = structlog.get_logger()
 
 CHECKPOINT = "context.checkpoint"
 SHRINKING = ("context.cleared", CHECKPOINT)
@@ -335,7 +338,13 @@ class StoreHistory:
         self._tell_damaged = tell_damaged
 
     async def summary(self) -> Summary | None:
-        return await self._database.read(_summary, vault=self._vault, claim=self._claim, memory=self._memory)
+        try:
+            return await self._database.read(
+                _summary, vault=self._vault, claim=self._claim, memory=self._memory
+            )
+        except Tampered:  # the messages themselves are there, and are summed up anew when they are too many
+            log.warning("memory.summary_damaged", conversation=self._claim.conversation_id)
+            return None
 
     async def between(self, after: int, to: int, *, newest: int) -> Sequence[ConversationMessage]:
         found, damaged = await self._database.read(

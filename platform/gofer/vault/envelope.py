@@ -46,15 +46,18 @@ def aad(*parts: str | int) -> bytes:
 class DataKey:
     """A key for the payloads of one owner, such as a conversation; in the clear only in memory."""
 
-    __slots__ = ("_cipher", "_root")
+    __slots__ = ("_cipher", "_derived", "_root")
 
     def __init__(self, material: bytes) -> None:
         self._cipher = AESGCM(material)
         self._root = hmac.digest(material, b"gofer data key derives", _SHA256)
+        self._derived: dict[str, MacKey] = {}
 
     def derive(self, purpose: str) -> MacKey:
         """A key for MACs that lives and is destroyed with this one, such as for an index."""
-        return MacKey(hmac.digest(self._root, purpose.encode(), _SHA256))
+        if purpose not in self._derived:
+            self._derived[purpose] = MacKey(hmac.digest(self._root, purpose.encode(), _SHA256))
+        return self._derived[purpose]
 
     def seal(self, plaintext: bytes, aad: bytes) -> bytes:
         nonce = os.urandom(_NONCE)
@@ -164,9 +167,13 @@ class MacKey:
 
     def mac(self, *parts: Part) -> bytes:
         """The MAC of these parts, 32 bytes."""
+        return self.mac_of(joined(*parts))
+
+    def mac_of(self, message: bytes) -> bytes:
+        """The MAC of parts that are `joined` already."""
         # Not `hmac.digest`: that releases the interpreter lock however short the text is, and then waits for it.
         keyed = self._keyed.copy()
-        keyed.update(_joined(parts))
+        keyed.update(message)
         return keyed.digest()
 
     def fits(self, mac: bytes | None, *parts: Part) -> bool:
@@ -203,8 +210,9 @@ class MacKeys:
         return self._keys[purpose]
 
 
-def _joined(parts: tuple[Part, ...]) -> bytes:
-    joined = b""
+def joined(*parts: Part) -> bytes:
+    """Parts as one message, for those who sign it with many keys."""
+    message = b""
     for part in parts:
         if isinstance(part, bytes):
             kind, encoded = 0, part
@@ -212,5 +220,5 @@ def _joined(parts: tuple[Part, ...]) -> bytes:
             kind, encoded = 1, part.encode("utf-8", "surrogatepass")
         else:
             kind, encoded = 2, str(int(part)).encode()
-        joined += _TYPED_LENGTH(kind, len(encoded)) + encoded
-    return joined
+        message += _TYPED_LENGTH(kind, len(encoded)) + encoded
+    return message

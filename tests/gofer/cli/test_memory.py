@@ -47,6 +47,29 @@ def test_what_was_superseded_and_what_the_manager_forgot_says_so(terminal: Termi
     assert terminal.json("memory", "show", old)["state"] == "live"
 
 
+def test_everything_the_page_does_can_be_done_from_the_command_line(terminal: Terminal) -> None:
+    to_all = ("--scope", "agent:gofer")
+    note = terminal.json("memory", "add", "The buoy is red", *to_all)["id"]
+    assert "The buoy is red" in terminal("memory", "search", "buoys", *to_all)
+    terminal("memory", "edit", note, "--text", "The buoy is green")
+    assert "-The buoy is red" in terminal("memory", "show", note)
+    terminal("memory", "forget", note)
+    assert "Nothing is remembered" in terminal("memory", "search", "buoy")
+    terminal("memory", "restore", note)
+    assert terminal.json("memory", "reindex", *to_all)["scopes"] == 1
+    assert terminal.json("memory", "reindex")["scopes"] >= 1
+    assert "The buoy is green" in terminal("memory", "search", "buoy")
+    assert "gofer link" in terminal("memory", "add", "x", "--scope", "person:me", fails=3)
+    terminal("link")  # the command line speaks for the first owner, who is there from now on
+    mine = terminal.json("memory", "edit", note, "--scope", "person:me")["id"]
+    assert terminal.json("memory", "show", mine)["scope"].startswith("person:")
+    lines = terminal("memory", "export", "--scope", "person:me")
+    assert [json.loads(line)["text"] for line in lines.splitlines()] == ["The buoy is green"]
+    assert "1 of them were here before" in terminal("memory", "import", "-", stdin=lines)
+    assert "can be pinned" in terminal("memory", "edit", mine, "--pin", fails=4)
+    assert "There is no" in terminal("memory", "reindex", "--scope", "agent:nobody", fails=3)
+
+
 def test_an_import_reads_files_and_stdin_and_waits_for_nobody(terminal: Terminal, tmp_path: Path) -> None:
     scope = ("--scope", "agent:gofer")
     pipe, big, broken = tmp_path / "pipe", tmp_path / "big.jsonl", tmp_path / "broken.md"

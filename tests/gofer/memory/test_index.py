@@ -195,9 +195,9 @@ async def test_rows_of_different_ages_are_reported_and_break_no_search(database:
 
 
 def _hashes(keys: KeysOfAScope, word: str) -> set[int]:
-    from gofer.memory.terms import hashed
+    from gofer.memory.terms import hashed, to_hash
 
-    return {hashed(term, keys.index()) for term in text_terms(word).counts}
+    return {hashed(to_hash(term), keys.index()) for term in text_terms(word).counts}
 
 
 async def test_a_dropped_index_is_gone_at_once_and_its_rows_soon(database: Database) -> None:

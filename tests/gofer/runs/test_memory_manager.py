@@ -17,7 +17,7 @@ from gofer.jobs.outcome import Done, Snooze
 from gofer.jobs.queue import SERVICE
 from gofer.jobs.worker import Run
 from gofer.memory import changes, records
-from gofer.memory.manager import MEMORY, ensure_job
+from gofer.memory.manager import MEMORY, by_rule_lately, ensure_job
 from gofer.memory.notes import EVENT
 from gofer.memory.records import NewMemory
 from gofer.memory.scopes import agent_scope, conversation_scope
@@ -143,6 +143,8 @@ async def test_a_budget_of_its_own_bounds_what_a_day_of_tidying_costs(world: Wor
         assert here.model.received == [], "the call could cost more than there is"
         assert len(await here.summaries()) == 1, "so a rule does it"
         assert await world.rows(select(spends)) == []
+        (told,) = await world.run(by_rule_lately)
+        assert "memory_day_dollars" in told
 
 
 @pytest.mark.parametrize("meanwhile", ["a run", "a new epoch", "a summary"])
@@ -213,6 +215,19 @@ async def test_a_slow_or_broken_model_changes_nothing_and_fails_nothing(world: W
         assert len(here.model.received) == 1
         assert await world.count(memories, memories.c.valid_to.is_(None)) == 2
         assert await world.count(jobs, jobs.c.kind == MEMORY, jobs.c.state == "done") == 1
+
+
+async def test_a_model_that_answers_too_late_is_said_and_fails_nothing(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_manager, "MODEL_TIMEOUT", 0.05)
+    async with desk(world, tmp_path, lambda request: say(SUMMARY, delay=30)) as here:
+        participant = await here.talk(30)
+        await world.run(ensure_summing_up, participant=participant)
+        assert isinstance(await here.work(), Done)
+        assert await here.summaries() == []
+        (told,) = await world.run(by_rule_lately)
+        assert "did not answer in time" in told
 
 
 async def test_one_job_at_a_time_keeps_no_other_service_waiting(world: World, tmp_path: Path) -> None:

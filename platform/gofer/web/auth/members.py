@@ -126,11 +126,16 @@ def _spare_last_owner(connection: Connection, member: AnyRow) -> None:
         raise Conflict(f"{member.name} is the only owner. Make somebody else one first.")
 
 
-def first_owner(connection: Connection) -> AnyRow:
-    """The owner of a fresh install, made when there is nobody."""
+def oldest_owner(connection: Connection) -> AnyRow | None:
+    """The owner for whom the command line speaks; None before there is one."""
     query = select(members).where(members.c.role == "owner").order_by(members.c.created_at, members.c.id)
     found = connection.execute(query).all()
-    owner = next((row for row in found if row_macs.fits(connection, members, row)), None)
+    return next((row for row in found if row_macs.fits(connection, members, row)), None)
+
+
+def first_owner(connection: Connection) -> AnyRow:
+    """The owner of a fresh install, made when there is nobody."""
+    owner = oldest_owner(connection)
     if owner is None:
         # Another process may have made it at the same moment.
         with contextlib.suppress(Conflict):

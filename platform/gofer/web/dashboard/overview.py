@@ -13,6 +13,7 @@ from gofer.alarms import refused_lately
 from gofer.connections.inflow import POLL, SCHEDULABLE
 from gofer.intake.routing import UNHEARD
 from gofer.jobs.maintenance import depth, oldest_ready
+from gofer.memory.manager import by_rule_lately
 from gofer.memory.notes import OFF
 from gofer.memory.recall import advice
 from gofer.releases.lifecycle import last_failure, open_home
@@ -55,6 +56,7 @@ async def show(request: Request) -> Response:
     turned_away = sum(platform.refusals.counts.values())
     memory = [advice(*each) for each in sorted(platform.recall.degraded.items())]
     memory += [] if platform.settings.memory_v1 else [OFF]
+    memory += await platform.database.read(by_rule_lately)
     return render(
         request,
         "overview.html",

@@ -33,6 +33,7 @@ from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import agents, conversations, memories, principals
 from gofer.vault.envelope import Vault
 from gofer.web.auth import Visitor, is_readable, readable
+from gofer.web.auth.members import oldest_owner
 from gofer.web.queries.conversations import list_conversations
 
 MAX_SCOPES = 30_000
@@ -85,7 +86,11 @@ def may_see(connection: Connection, visitor: Visitor, scope_id: str) -> bool:
 
 
 def _own_principal(connection: Connection, visitor: Visitor) -> str:
-    who = known_principal(connection, FIRST_WORKSPACE, WEB_CHAT, visitor.member_id)
+    """The id of the person who asks. The command line speaks for the first owner, here as elsewhere."""
+    member_id = visitor.member_id
+    if not member_id and (owner := oldest_owner(connection)) is not None:
+        member_id = owner.id
+    who = known_principal(connection, FIRST_WORKSPACE, WEB_CHAT, member_id)
     return str(who.id) if who is not None else ""
 
 
@@ -284,7 +289,8 @@ def _writable(connection: Connection, visitor: Visitor, scope_id: str) -> str:
     kind, whose = split_scope(scope_id)
     if not _exists(connection, scope_id) or not may_see(connection, visitor, scope_id):
         known = _known_people(connection, visitor) if kind == PERSON else ""
-        raise NotFound(f"There is no {kind} {whose[:60]!r}.{known}")
+        nobody = " Nobody has signed in yet. Run: gofer link" if kind == PERSON and not known else ""
+        raise NotFound(f"There is no {kind} {whose[:60]!r}.{known}{nobody}")
     if kind == AGENT and not visitor.may("owner"):
         raise Forbidden(OWNERS_WORD)
     return scope_id
