@@ -344,7 +344,9 @@ def test_an_agents_time_stands_still_while_people_are_asked_and_its_question_end
     scene.report(order, "failed", "runtime.crashed")
     scene.until(lambda: not _questions(scene, conversation))
     scene.ended(trigger)
-    assert len(scene.until(lambda: scene.replies(conversation))) == 1, "the fallback's"
+    # The question may have been sent before it ended.
+    answers = scene.until(lambda: [each for each in scene.replies(conversation) if "May I?" not in each])
+    assert len(answers) == 1, "the fallback's"
 
 
 def _questions(scene: Scene, conversation: str) -> list[Any]:
