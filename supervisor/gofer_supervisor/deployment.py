@@ -237,12 +237,15 @@ class Deployments:
     def _revert(self, trial: dict[str, Any]) -> None:
         """Have what should run be the release before; the supervisor ends and starts processes until it does. Only
         when it serves is the release taken back, and anybody told so."""
+        self._link_back(trial)
+        if self._all_ready(str(trial["previous"])):
+            self._end_revert()
+
+    def _link_back(self, trial: dict[str, Any]) -> None:
         if self._home.linked(GOOD) == trial["build"]:
             self._link(GOOD, str(trial["previous"]))
         if self._home.linked(CURRENT) != trial["previous"]:
             self._link(CURRENT, str(trial["previous"]))
-        if self._all_ready(str(trial["previous"])):
-            self._end_revert()
 
     def _all_ready(self, build: str) -> bool:
         """Whether every process is of a release and ready, and none of another one is left."""
@@ -258,6 +261,7 @@ class Deployments:
         trial = self._state.trial
         if trial is None or trial["step"] != "revert":
             return
+        self._link_back(trial)  # a process of the one before may end before anything was done about it
         build, to = str(trial["build"]), str(trial["previous"])
         why = f"{trial.get('why') or 'Somebody asked for it.'} {but}".rstrip()
         self._note("revision.rolled_back", build=build, to=to, reason=why, deployment=deployment_id(trial))

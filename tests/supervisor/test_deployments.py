@@ -184,6 +184,37 @@ def test_a_release_that_fails_side_by_side_never_takes_over(gofer: Supervised) -
     assert gofer.did.count("one serve") + gofer.did.count("one web") == 2  # neither was ever stopped
 
 
+YOUNGEST_FIRST = """
+import os
+reap, ended = os.waitpid, []
+def waitpid(pid, options):
+    try:
+        while (one := reap(pid, options))[0]:
+            ended.append(one)
+    except ChildProcessError:
+        pass
+    return ended.pop() if ended else (0, 0)
+os.waitpid = waitpid
+"""
+"""The kernel promises no order; this one has the supervisor hear of the new release's end first."""
+
+
+def test_when_both_releases_end_at_once_the_one_before_runs_again(gofer: Supervised, tmp_path: Path) -> None:
+    gofer.start(gofer.add("one"), processes={"web": 2}, rolling=True, first=YOUNGEST_FIRST)
+    eventually(lambda: gofer.proved("one"))
+    gofer.add("two", f"waits {tmp_path / 'never'}")
+    gofer.ask(do="deploy", build="two", by="ada")
+    eventually(lambda: "two web" in gofer.did)
+    assert gofer.process is not None
+    gofer.process.send_signal(signal.SIGSTOP)  # so that it learns of everything in one look
+    for pid, _ in gofer.home.load().processes.values():
+        os.kill(pid, signal.SIGKILL)
+    gofer.process.send_signal(signal.SIGCONT)
+    eventually(lambda: bool(gofer.events("revision.rolled_back")) and gofer.serves("one"), 60)
+    assert gofer.home.linked("current") == gofer.home.linked("good") == "one"
+    assert gofer.trial() is None
+
+
 def test_a_person_can_go_back_to_the_release_before(gofer: Supervised) -> None:
     running(gofer)
     gofer.add("two")
