@@ -20,6 +20,7 @@ from gofer_supervisor.process import Process, end_leftovers
 from gofer_supervisor.system import (
     CRASH_LOOPS,
     ON_PROBATION,
+    TOGETHER,
     Config,
     describe_end,
     inherited_environment,
@@ -319,7 +320,8 @@ class Supervisor(Deployments):
                 return  # it was to end anyway
             self._end_revert(describe_end(process))
         long_ago = CRASH_LOOPS[-1][1]
-        self._state.exits = [at for at in self._state.exits if now - long_ago < at <= now] + [now]
+        exits = [at for at in self._state.exits if now - long_ago < at <= now]
+        self._state.exits = exits if exits and now - exits[-1] < TOGETHER else [*exits, now]
         self._state.outage = 0.0 if process.lasted >= long_ago else self._state.outage
         why, trial = describe_end(process), self._state.trial
         hopeless = process.code == CONFIGURATION or is_crash_loop(self._state.exits, now)

@@ -22,6 +22,8 @@ CRASH_LOOPS = ((3, 60.0), (10, 600.0))
 """So many ends within so many seconds are a crash loop."""
 FIRST_DELAY, MAX_DELAY = 0.5, 30.0
 """Seconds before a process is started again, growing with each end."""
+TOGETHER = 0.4
+"""Seconds within which ends count as one: no process ends twice in that time, so several have had one cause."""
 PART_OF_MEMORY = 0.75
 """How much of the memory one process may use, unless the configuration says so."""
 

@@ -39,6 +39,19 @@ def test_a_killed_process_is_started_again_and_its_visitors_wait(gofer: Supervis
     assert (ended["code"], ended["asked"]) == (-signal.SIGKILL, False)
 
 
+def test_processes_that_end_together_are_no_crash_loop(gofer: Supervised) -> None:
+    gofer.start(gofer.add("one"), processes={"web": 4}, rolling=True)
+    eventually(lambda: gofer.proved("one"))
+    assert gofer.process is not None
+    gofer.process.send_signal(signal.SIGSTOP)  # so that it learns of everything in one look
+    for pid, _ in gofer.home.load().processes.values():
+        os.kill(pid, signal.SIGKILL)
+    gofer.process.send_signal(signal.SIGCONT)
+    assert gofer.get() == (200, "one")
+    eventually(lambda: len(gofer.events("worker.spawned")) == 8)
+    assert not gofer.events("worker.crash_loop")
+
+
 def test_the_last_lines_of_a_process_say_why_it_ended(gofer: Supervised) -> None:
     gofer.start(gofer.add("one", "start"))
     eventually(lambda: bool(gofer.events("worker.crash_loop")))
