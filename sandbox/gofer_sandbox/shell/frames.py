@@ -13,7 +13,7 @@ from typing import NamedTuple
 ROOM = 80 * 1024
 """What is looked at of one snapshot."""
 _FRAME_MAXIMUM = 16 * 1024
-_FEW = 16
+_FEW = 32
 _SECTIONS = b"OTLPWAFVN"
 
 
@@ -119,8 +119,8 @@ class Decoder:
 
 
 def few(data: bytes) -> bytes:
-    """As many frames of a piece as are acted on at a time. A snapshot and a report have no more. Whoever is inside can
-    write thousands, and one may take the server's loop a fifth of a millisecond."""
+    """As many frames of a piece as are acted on at a time. Two snapshots and a report have no more. Whoever is inside
+    can write thousands, and one may take the server's loop a fifth of a millisecond."""
     end = -1
     for _ in range(_FEW):
         end = data.find(b"\0", end + 1)
