@@ -252,6 +252,8 @@ def import_file(
     gofer memory import MEMORY.md --scope person:person_k3v9
     """
     text = read_text(file, MAX_IMPORT)
+    if not text.strip():
+        raise CommandFailed("There is nothing to import in this file.")
     form = "markdown" if Path(file).suffix.lower() in (".md", ".markdown") else "jsonl"
     form = "" if file == "-" else form
     places = dict(_place(each) for each in place or ())

@@ -8,11 +8,12 @@ its vectors have another size than those that are kept), the search goes by word
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import mul
@@ -90,15 +91,17 @@ class Embeddings:
         """What is wrong with it now, for doctor and the dashboard."""
         self._stale: set[str] = set()
         """Scopes whose vectors a query could not be compared with."""
+        self._damaged: set[int] = set()
+        """Indexes whose memories cannot be read, until they are made anew."""
 
     async def embed_some(self) -> int:
         """Embed a few memories that have no vector yet; returns how many. Never raises for the endpoint's faults."""
         while self._stale:
             await self._database.write(_drop, scope_id=self._stale.pop())
-        lacking = await self._database.read(_lacking)
+        lacking = await self._database.read(_lacking, besides=self._damaged)
         if lacking is None:
             return 0
-        scope_id, start = lacking
+        scope_id, index_id, start = lacking
         try:
             texts, state, keys = await self._database.read(
                 _texts, vault=self._vault, scope_id=scope_id, start=start
@@ -111,6 +114,7 @@ class Embeddings:
             return 0
         except (Tampered, GoferError) as error:
             log.info("memory.not_embedded", scope=scope_id, error=str(error))
+            self._damaged.add(index_id)
             return 0
         packed = [self._packed(vector) for vector in made]
         kept = await self._database.write(_keep, state=state, keys=keys, start=start, packed=packed)
@@ -225,17 +229,19 @@ def _fingerprint(model: str, size: int) -> bytes:
     return hashlib.sha256(f"{model} {size}".encode()).digest()[:_HEAD] if size else bytes(_HEAD)
 
 
-def _lacking(connection: Connection) -> tuple[str, int] | None:
-    """A scope with memories that have no vector, and the number of the first of them."""
+def _lacking(connection: Connection, besides: Collection[int]) -> tuple[str, int, int] | None:
+    """A scope with memories that have no vector, its index, and the number of the first of them."""
     columns = memory_postings.c
     done = (
         select(func.coalesce(func.max(columns.block) + 1, 0))
         .where(columns.index_id == memory_indexes.c.id, columns.term == VECTOR)
         .scalar_subquery()
     )
-    query = select(memory_indexes.c.scope_id, done.label("start")).where(memory_indexes.c.documents > done)
-    row = connection.execute(query.order_by(memory_indexes.c.id.desc()).limit(1)).first()
-    return (str(row.scope_id), int(row.start)) if row is not None else None
+    indexes = memory_indexes.c
+    query = select(indexes.scope_id, indexes.id, done.label("start"))
+    query = query.where(indexes.documents > done, indexes.id.not_in(besides))
+    row = connection.execute(query.order_by(indexes.id.desc()).limit(1)).first()
+    return (str(row.scope_id), int(row.id), int(row.start)) if row is not None else None
 
 
 def _texts(
@@ -266,7 +272,8 @@ def _drop(connection: Connection, scope_id: str) -> None:
 
 
 def _keep(connection: Connection, state: IndexState, keys: Keys, start: int, packed: Sequence[bytes]) -> bool:
-    """Write vectors; False when those that are there are of another model or size, which are deleted then."""
+    """Write vectors; False when those that are there are of another model or size, or damaged: they are deleted then,
+    and made anew."""
     columns = memory_postings.c
     here = (columns.index_id == state.id) & (columns.term == VECTOR)
     now = read_index(connection, state.scope_id)
@@ -280,8 +287,11 @@ def _keep(connection: Connection, state: IndexState, keys: Keys, start: int, pac
         select(columns.block, columns.sealed).where(here).order_by(columns.block.desc())
     )
     for row in known.fetchmany(BATCH):
-        head = keys.seal.open(row.sealed, vector_place(state.scope_id, row.block))[:_HEAD]
-        if head != bytes(_HEAD) and heads and head not in heads:
+        try:
+            head = keys.seal.open(row.sealed, vector_place(state.scope_id, row.block))[:_HEAD]
+        except Tampered:
+            head = b""
+        if head != bytes(_HEAD) and (not head or (heads and head not in heads)):
             _drop(connection, state.scope_id)
             return False
     seal_vectors(connection, state, keys, start, packed)
@@ -291,7 +301,8 @@ def _keep(connection: Connection, state: IndexState, keys: Keys, start: int, pac
 def _newest(
     connection: Connection, scopes: Mapping[str, Keys]
 ) -> list[tuple[IndexState, list[Any], int, list[Any]]]:
-    """The newest vectors of each scope, sealed, with the names of their memories."""
+    """The newest vectors of each scope, sealed, with the names of their memories. What a damaged index has is left to
+    the search by words, which says so."""
     found = []
     for scope_id, keys in scopes.items():
         state = read_index(connection, scope_id)
@@ -305,9 +316,10 @@ def _newest(
             .limit(MAX_COMPARED)
         )
         rows = list(connection.execute(query).all())
-        if rows:
-            first = min(row.block for row in rows)
-            found.append((state, rows, first, read_names(connection, state, keys, first, MAX_COMPARED)))
+        first = min((row.block for row in rows), default=0)
+        with contextlib.suppress(Tampered):
+            names = read_names(connection, state, keys, first, MAX_COMPARED) if rows else []
+            found += [(state, rows, first, names)] if names else []
     return found
 
 

@@ -198,7 +198,7 @@ def add_documents(
     state: IndexState, documents: Sequence[Document], keys: Keys, hashes: Mapping[str, int], rows: Rows
 ) -> Changes:
     """What adding these documents changes. Pure, so that it can be done in a thread; `write_changes` writes it.
-    Raises Tampered when a row does not open."""
+    Raises Tampered when a row does not open, or is gone."""
     opened: dict[tuple[int, int], Any] = {}
     length = state.length
 
@@ -213,8 +213,11 @@ def add_documents(
         block, offset = divmod(number, BLOCK)
         size = min(document.terms.length, MAX_LENGTH)
         length += size
-        opens(LENGTHS, block).append(size | (STARTS if document.starts else 0))
-        opens(IDS, block).append(document.memory)
+        lengths, ids = opens(LENGTHS, block), opens(IDS, block)
+        if min(len(lengths), len(ids)) < offset:
+            raise Tampered  # a row is gone: whatever is added now would be found in the place of something else
+        lengths.append(size | (STARTS if document.starts else 0))
+        ids.append(document.memory)
         for term, count in document.terms.counts.items():
             opens(hashes[term], block).append(offset << OFFSET_BITS | min(count, MAX_COUNT))
     changes = Changes(state, state.documents + len(documents), length)
@@ -272,7 +275,10 @@ def is_readable(connection: Connection, scope_id: str, keys: Keys) -> bool:
     if state is None or not state.documents:
         return True
     for block in {0, (state.documents - 1) // BLOCK}:
-        for row in read_terms(connection, [(state.id, LENGTHS), (state.id, IDS)], block):
+        rows = read_terms(connection, [(state.id, LENGTHS), (state.id, IDS)], block)
+        if len(rows) != 2:
+            return False
+        for row in rows:
             try:
                 open_row(keys, scope_id, row)
             except Tampered:
@@ -368,12 +374,14 @@ def seal_vectors(
 def read_names(
     connection: Connection, state: IndexState, keys: Keys, start: int, count: int
 ) -> list[str | int]:
-    """Which memories an index has, from a number on."""
+    """Which memories an index has, from a number on; raises Tampered when it cannot be read."""
     names: list[str | int] = []
     end = min(start + count, state.documents)
     for block in range(start // BLOCK, (end - 1) // BLOCK + 1) if end > start else ():
-        (row,) = read_terms(connection, [(state.id, IDS)], block)
-        all_of_it = open_row(keys, state.scope_id, row)
+        rows = read_terms(connection, [(state.id, IDS)], block)
+        if not rows:
+            raise Tampered
+        all_of_it = open_row(keys, state.scope_id, rows[0])
         names += all_of_it[max(0, start - block * BLOCK) : end - block * BLOCK]
     return names
 

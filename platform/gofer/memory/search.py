@@ -120,6 +120,8 @@ def rank(searched: Searched, scopes: Mapping[str, Keys], limit: int) -> Found:
         if offset < len(ids[place] or ()):
             share = score / most if most else 0.0
             hits.append(Hit(searched.states[index].scope_id, ids[place][offset], score, share))
+        else:
+            damaged.add(searched.states[index].scope_id)
     return Found(hits, frozenset(damaged))
 
 
@@ -138,10 +140,11 @@ Postings = list[tuple[tuple[int, int], "array[int]"]]
 def _fitting(
     searched: Searched, lists: Postings, lengths: Mapping[tuple[int, int], array[int]], damaged: set[str]
 ) -> Postings:
-    """Without lists that name documents which their block has not got: rows of different ages, or another layout."""
+    """Without lists that name documents which their block has not got: rows that are gone, of different ages, or of
+    another layout."""
     fitting: Postings = []
     for place, values in lists:
-        if values and place in lengths and values[-1] >> OFFSET_BITS >= len(lengths[place]):
+        if values and values[-1] >> OFFSET_BITS >= len(lengths.get(place, ())):
             damaged.add(searched.states[place[0]].scope_id)
         else:
             fitting.append((place, values))

@@ -2,7 +2,7 @@
 
 An import is checked whole before anything is kept, and then kept in pieces, so that nobody's message waits for it. What
 is here already stays as it is. What had an id elsewhere gets an id of ours that follows from it: the same file again
-keeps nothing twice, and what a crash left out.
+keeps nothing twice, and what a crash left out. Other words under a known id are kept beside the first.
 """
 
 from __future__ import annotations
@@ -315,6 +315,8 @@ def keep_import(
         memory_id = _here(connection, entry)
         if not memory_id:
             memory_id = f"mem_{key.digest(entry.scope_id, entry.foreign_id or entry.text)[:24]}"
+        if _says_otherwise(connection, vault, memory_id, entry):
+            memory_id = f"mem_{key.digest(entry.scope_id, entry.foreign_id, entry.text)[:24]}"
         if memory_id in before:
             continue
         before[memory_id] = _state_here(connection, memory_id)
@@ -341,6 +343,16 @@ def _here(connection: Connection, entry: ImportedNote) -> str:
     """The id of an entry that was exported here, from the audience that it comes back to; empty for every other."""
     here = (memories.c.id == entry.foreign_id) & (memories.c.scope_id == entry.scope_id)
     return str(connection.execute(select(memories.c.id).where(here).limit(1)).scalar() or "")
+
+
+def _says_otherwise(connection: Connection, vault: Vault, memory_id: str, entry: ImportedNote) -> bool:
+    """Whether no version of a memory that is here has these words: two files may call different things by one name."""
+    rows = connection.execute(select(memories).where(memories.c.id == memory_id)).all()
+    known = [described(connection, vault, row) for row in rows]
+    if any(each.state == UNREADABLE for each in known):
+        return False
+    texts = {each.text for each in known if each.text}
+    return bool(texts) and clean_note(entry.text) not in texts
 
 
 def _state_here(connection: Connection, memory_id: str) -> str | None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from sqlalchemy import select
+from sqlalchemy import delete, select, update
 
 from gofer.memory import changes
 from gofer.memory import embeddings as module
 from gofer.memory.embeddings import Embeddings, Endpoint
-from gofer.memory.recall import Recall
+from gofer.memory.recall import Recall, reindex
 from gofer.memory.records import NewMemory
 from gofer.memory.scopes import person_scope
 from gofer.secrets.secret_store import put_secret
@@ -150,6 +150,33 @@ async def test_another_scope_is_never_compared_with(library: Library) -> None:
     await library.fill()
     other = await library.recall.search([person_scope("person_2")], "doctor")
     assert other.found == []
+
+
+@pytest.mark.parametrize("damage", ["names", "no names", "vectors"])
+async def test_damaged_rows_leave_words_and_hold_up_no_other_scope(library: Library, damage: str) -> None:
+    other = person_scope("person_2")
+    new = NewMemory("note", other, "Her physician is Dr Brown.", "owner")
+    await library.fill()
+    term = memory_postings.c.term == (2 if damage == "vectors" else 1)
+    if damage == "no names":
+        await library.world.run(lambda connection: connection.execute(delete(memory_postings).where(term)))
+    else:
+        flipped = update(memory_postings).where(term).values(sealed=b"\x02" + bytes(60))
+        await library.world.run(lambda connection: connection.execute(flipped))
+    assert await library.found("doctor") == []
+    await library.note("The harbour is closed.")
+    await library.world.run(changes.remember, vault=library.world.vault, new=new)
+    await library.fill()
+    await library.fill()
+    found = await library.recall.search([other], "doctor")
+    assert [each.memory.text for each in found.found] == ["Her physician is Dr Brown."]
+    if damage == "vectors":  # which are made anew
+        assert await library.found("doctor") == ["My physician is Dr Grey."]
+    else:
+        assert (await library.recall.search([SCOPE], "ferry")).degraded.keys() == {SCOPE}
+        await library.world.run(reindex, scope_id=SCOPE)
+        await library.fill()
+        assert await library.found("doctor") == ["My physician is Dr Grey."]
 
 
 def test_doctor_and_the_memory_page_say_that_words_are_searched_alone(tmp_path: Path) -> None:

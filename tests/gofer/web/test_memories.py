@@ -261,6 +261,26 @@ def test_what_was_forgotten_stays_so_when_its_file_is_imported_again(people: dic
     assert "The mill is haunted" not in texts(api, scope=scope)
 
 
+def test_two_files_that_call_different_things_by_one_id_are_both_kept(people: dict[str, Any]) -> None:
+    api, scope = people["apis"]["owner"], people["persons"]["owner"]
+    first, second = (
+        {"scope": scope, "format": "jsonl", "text": json.dumps({"id": "1", "text": words})}
+        for words in ("The ferry leaves at nine", "The cellar is damp")
+    )
+    for wish, known in ((first, 0), (second, 0), (first, 1), (second, 1)):
+        done = api.post("/memories/import", json=wish).json()
+        assert (done["imported"], done["known"]) == (1, known)
+    assert {"The ferry leaves at nine", "The cellar is damp"} <= set(texts(api, scope=scope))
+
+    # An export that was corrected by hand is no older version: its words are kept, too.
+    lines = api.get("/memories/export", params={"scope": scope}).json()["memories"]
+    (line,) = [each for each in lines if each["text"] == "The cellar is damp"]
+    corrected = {"text": json.dumps({**line, "text": "The cellar is dry"})}
+    for known in (0, 1):
+        assert api.post("/memories/import", json=corrected).json()["known"] == known
+    assert "The cellar is dry" in texts(api, scope=scope)
+
+
 def test_a_strangers_word_stays_one_through_an_export(people: dict[str, Any]) -> None:
     api, scope = people["apis"]["owner"], people["persons"]["owner"]
     lines = [
