@@ -20,7 +20,7 @@ from gofer.agent.context.operations import REMINDER
 from gofer.agent.loop import REMINDER_TOKENS
 from gofer.identity import known_principal
 from gofer.integration import sign_body
-from gofer.memory.manager import MEMORY, NO_BUDGET
+from gofer.memory.manager import MEMORY, NO_BUDGET, ensure_job
 from gofer.memory.records import turn_id
 from gofer.runs.memories import REMINDERS
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -536,6 +536,7 @@ def test_when_rules_tidy_for_want_of_money_doctor_and_the_overview_say_so(town: 
     browser = town.house.browser()
     browser.follow(town.house.link(town.people["ann"]))
     assert "memory_day_dollars" not in browser.get("/").text
+    town.house.write(lambda connection: ensure_job(connection, "memory:later", {}, delay=3600))
     its = jobs.c.id == select(func.max(jobs.c.id)).where(jobs.c.kind == MEMORY).scalar_subquery()
     town.house.write(lambda connection: connection.execute(update(jobs).where(its).values(reason=NO_BUDGET)))
     assert "memory_day_dollars" in browser.get("/").text
