@@ -108,6 +108,9 @@ def rank(searched: Searched, scopes: Mapping[str, Keys], limit: int) -> Found:
             lengths[place] = values
         elif (number := searched.terms.get((row.index_id, row.term))) is not None:
             postings.setdefault(number, []).append((place, values))
+    damaged.update(
+        state.scope_id for state in searched.states.values() if not _is_whole(state, lengths, names)
+    )
     postings = {number: _fitting(searched, lists, lengths, damaged) for number, lists in postings.items()}
     best = max(_SMOOTHED, limit)
     scores, most = _scores(searched, lengths, postings, best)
@@ -123,6 +126,12 @@ def rank(searched: Searched, scopes: Mapping[str, Keys], limit: int) -> Found:
         else:
             damaged.add(searched.states[index].scope_id)
     return Found(hits, frozenset(damaged))
+
+
+def _is_whole(state: IndexState, *rows: Mapping[tuple[int, int], Any]) -> bool:
+    """Whether the last block of an index has the rows that every block has."""
+    place = (state.id, (state.documents - 1) // BLOCK)
+    return not state.documents or all(place in each for each in rows)
 
 
 def _open(searched: Searched, scopes: Mapping[str, Keys], row: Any, damaged: set[str]) -> Any:

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from benchmarks.recall import CORPUS, load, recall_of, recall_of_fts5
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, delete, select, update
 
 from gofer.memory.index import (
     BLOCK,
+    IDS,
+    LENGTHS,
     Document,
     IndexMoved,
     add,
@@ -25,11 +27,12 @@ from gofer.memory.index import (
     read_index,
     sweep_postings,
 )
-from gofer.memory.search import search
+from gofer.memory.search import Found, search
 from gofer.memory.terms import text_terms
 from gofer.store.database import Database
 from gofer.store.tables import memory_postings
 from gofer.vault.envelope import DataKey, MacKey
+from gofer.vault.errors import Tampered
 from support.interleaving import interleave
 
 HERE, THERE = "conversation:here", "person:there"
@@ -192,6 +195,20 @@ async def test_rows_of_different_ages_are_reported_and_break_no_search(database:
     found = await search(database, {HERE: keys}, "lights walls")
     assert [hit.memory for hit in found.hits] == [1]
     assert found.damaged == {HERE}
+
+
+@pytest.mark.parametrize("row", [LENGTHS, IDS])
+async def test_a_row_that_is_gone_is_reported_and_nothing_takes_its_place(
+    database: Database, row: int
+) -> None:
+    keys = KeysOfAScope()
+    await add(database, HERE, keys, [said(1, "harbour lights"), said(2, "harbour walls")])
+    gone = delete(memory_postings).where(memory_postings.c.term == row)
+    await database.write(lambda connection: connection.execute(gone))
+    for query in ("lights", "nothing that was said"):
+        assert (await search(database, {HERE: keys}, query)) == Found([], frozenset({HERE}))
+    with pytest.raises(Tampered):
+        await add(database, HERE, keys, [said(3, "cellar")])
 
 
 def _hashes(keys: KeysOfAScope, word: str) -> set[int]:
