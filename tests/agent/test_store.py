@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from agent.ports import Killed, LocalShell
 from agent.ports import World as Run
 from gofer.agent.journal import KINDS
 from gofer.agent.limits import Short
-from gofer.agent.outcome import Answered
+from gofer.agent.outcome import Answered, Failed
 from gofer.agent.prices import MICROS, load_prices
 from gofer.agent.state import fold
 from gofer.errors import Fenced
+from gofer.jobs import control
 from gofer.jobs.outcome import Done
 from gofer.jobs.queue import Claim
+from gofer.jobs.worker import Run as WorkerRun
 from gofer.runs import spend
 from gofer.runs.spend import StoreLedger, cost_of_job
 from gofer.runs.store_adapters import StoreBlobs, StoreHistory, StoreJournal, StoreQuestions
@@ -196,3 +198,54 @@ async def test_two_runs_cannot_both_spend_the_last_of_the_day(world: World, dire
     assert await waiting is None
     await second.settle("turn:1", 50)
     assert await first.reserve("turn:2", 40, caps) == Short("day", 70), "what is paid is gone"
+
+
+class PausingJournal(StoreJournal):
+    """The store's journal of a run that somebody pauses before its nth entry."""
+
+    pause: Callable[[], Awaitable[Any]]
+    left: int
+
+    async def append(self, kind: str, data: dict[str, Any], parent_id: int | None = None) -> int:
+        self.left -= 1
+        if self.left == 0:
+            await self.pause()
+        return await super().append(kind, data, parent_id)
+
+
+async def test_whoever_pauses_a_run_pays_for_no_call_after_that(
+    world: World, direct: Make, tmp_path: Path
+) -> None:
+    run, service = direct(script)
+    for cut in range(1, 30):
+        await world.say("Do it.", room=f"room {cut}")
+        claim = await world.claim_one(owner="worker-1")
+        (directory := tmp_path / f"cut{cut}").mkdir()
+        run.shell = LocalShell(directory)
+        service.usage.clear()
+        lend(run, world, claim)
+        its = WorkerRun(claim)
+        journal = PausingJournal(world.database, world.vault, claim, run=its)
+        called: list[int] = []
+
+        async def pause(job: int = claim.id, called: list[int] = called) -> None:
+            await world.run(control.pause, job_id=job, by="ann")
+            called.append(len(service.received))
+
+        journal.pause, journal.left = pause, cut
+        run.journal = journal  # type: ignore[assignment]
+        run.inbox.paused = lambda its=its: its.pause_read  # type: ignore[method-assign, misc]
+        outcome = await run.run()
+        if not called:
+            break
+        assert len(service.received) == called[0], f"a call after the pause before event {cut}"
+        if isinstance(outcome, Failed):
+            assert outcome.reason == "paused"
+            await world.run(control.resume, job_id=claim.id, by="ann")
+            its.pause_read = False
+            outcome = await run.run()
+        assert outcome == Answered("All done.", included_to=1)
+        assert service.refused == []
+        await check(world, claim, service, directory)
+        await world.end(claim, Done(included_to=1))
+    assert cut > 12

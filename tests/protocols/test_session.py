@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from protocols.session_client import SessionClient, session
-from support.patience import patience
 from support.web_server import House
 
 
@@ -252,8 +250,6 @@ def test_a_paused_run_stops_after_its_step_and_goes_on_after_a_restart(tmp_path:
         run = client.ask("agent.run.start", content=step)["run_id"]
         client.until(lambda frame: frame["type"] == "agent.run.event" and "begun" in frame["payload"]["text"])
         assert client.ask("agent.run.pause", run_id=run)["state"] == "paused"
-        # A worker hears of it at its next look. A step that ends before that is followed by one more.
-        time.sleep(patience(0.5))
         (tmp_path / "paused").touch()
         client.until(lambda frame: frame["type"] == "tool.event" and frame["exitCode"] == 0)
         assert client.ask("agent.control", action="state")["phase"] == "paused"

@@ -85,6 +85,10 @@ class ModelCall:
         await self._finished(turn)
         return None
 
+    async def forgo(self) -> None:
+        """Charge nothing: the call was announced and not made."""
+        await self._charge_failure("paused", "", Usage(), self._model.name, again=False)
+
     async def abandon(self) -> None:
         """Charge what a call must have cost that was cancelled in the middle."""
         if not self._streaming:

@@ -44,6 +44,8 @@ class Run:
     """Set when somebody asked to stop; a handler may end in its own way within the grace, else it is cancelled."""
     paused: bool = False
     """Somebody asked to pause; a handler that can stops between two steps."""
+    pause_read: bool = False
+    """The same as the run's last write found it in the job's row, which is sooner than the worker's next look."""
     over: bool = False
     """Its handler has ended; its end is being written."""
     lost: bool = False

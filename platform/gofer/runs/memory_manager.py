@@ -269,7 +269,7 @@ def _keep(connection: Connection, vault: Vault, claim: Claim, before: Any, point
     there = _idle(connection, before.id)
     if there is None or (there.summary, there.epoch_seq) != (before.summary, before.epoch_seq):
         return False
-    event_id = append_event(connection, vault, claim, CHECKPOINT, dict(point.data), None)
+    event_id = append_event(connection, vault, claim, CHECKPOINT, dict(point.data), None).id
     # The job is nobody's in the conversation; its words are, so that purging it reaches them.
     its = update(events).where(events.c.id == event_id).values(conversation_id=before.conversation_id)
     connection.execute(its)

@@ -29,6 +29,7 @@ from gofer.crash import crash_point
 from gofer.errors import NotFound
 from gofer.intake.admit import BLOB_REF, Admitter, unread
 from gofer.integration import Attachment
+from gofer.jobs.outcome import PAUSE_REQUESTED
 from gofer.jobs.queue import Claim
 from gofer.jobs.reply_planner import SAID, agent_author
 from gofer.jobs.worker import Run
@@ -63,10 +64,12 @@ class StoreJournal:
     claim: Claim
     memory: bool = True
     redact: Callable[[str], str] = str
+    run: Run | None = None
+    """Told whether a pause is asked for, by every write: none begins a step after it."""
 
     async def append(self, kind: str, data: dict[str, Any], parent_id: int | None = None) -> int:
         crash_point("journal.appending")
-        event_id = await self.database.write(
+        appended = await self.database.write(
             append_event,
             vault=self.vault,
             claim=self.claim,
@@ -78,7 +81,9 @@ class StoreJournal:
         crash_point("journal.appended")
         if kind in SHRINKING:
             crash_point("memory.kept")
-        return event_id
+        if self.run is not None:
+            self.run.pause_read = appended.reason == PAUSE_REQUESTED
+        return appended.id
 
     async def load(self) -> Sequence[JournalEvent]:
         return await self.database.read(
@@ -98,7 +103,7 @@ def append_event(
     data: dict[str, Any],
     parent_id: int | None,
     memory: bool = True,
-) -> int:
+) -> events.Appended:
     """Store one event of a run, and with it what is to be remembered; a checkpoint is also kept for the participant's
     later runs."""
     key = conversation_key(connection, vault, _of(claim))
@@ -106,7 +111,7 @@ def append_event(
     if words.get("pieces"):
         words["content"] = placeholder(words["pieces"])
     facts = {name: value for name, value in data.items() if name not in words}
-    event_id, _ = events.append(
+    appended = events.append(
         connection,
         job_id=claim.id,
         owner=claim.owner,
@@ -137,7 +142,7 @@ def append_event(
         )
     if kind in SHRINKING:
         crash_point("memory.keeping")
-    return event_id
+    return appended
 
 
 def load_events(
@@ -205,7 +210,7 @@ class StoreInbox:
         return StopSignal()
 
     def paused(self) -> bool:
-        return self._run.paused
+        return self._run.paused or self._run.pause_read
 
 
 def _with_origins(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, insert, literal_column, select, tuple_, update
 
@@ -134,8 +134,16 @@ _NUMBER = (
         in_state(JobState.RUNNING),
     )
     .values(event_seq=jobs.c.event_seq + 1)
-    .returning(jobs.c.event_seq, jobs.c.workspace_id, jobs.c.conversation_id)
+    .returning(jobs.c.event_seq, jobs.c.workspace_id, jobs.c.conversation_id, jobs.c.reason)
 )
+
+
+class Appended(NamedTuple):
+    """An event's id and number, and the reason in its job's row as it was written."""
+
+    id: int
+    seq: int
+    reason: str
 
 
 def append(
@@ -150,8 +158,8 @@ def append(
     key: DataKey | None = None,
     words: Mapping[str, Any] | None = None,
     parent_id: int | None = None,
-) -> tuple[int, int]:
-    """Append an event of a running job; returns its id and number, raises Fenced when the job has another owner.
+) -> Appended:
+    """Append an event of a running job. Raises Fenced when the job has another owner.
 
     `words` are sealed with `key`, bound to the event's number. Taking the number updates the job's row first, and
     that lock is what makes the fence hold: an `INSERT … WHERE EXISTS` would race with a takeover
@@ -172,7 +180,8 @@ def append(
         "data": dict(data or {}),
         "sealed": seal(key, words, *_place(job_id, row.event_seq)) if key is not None and words else None,
     }
-    return fast_sql.scalar(connection, _INSERT_RETURNING[connection.dialect.name], values), row.event_seq
+    event_id = fast_sql.scalar(connection, _INSERT_RETURNING[connection.dialect.name], values)
+    return Appended(event_id, row.event_seq, row.reason)
 
 
 def open_words(key: DataKey, event: Mapping[str, Any]) -> dict[str, Any]:
