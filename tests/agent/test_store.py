@@ -233,8 +233,8 @@ async def test_whoever_pauses_a_run_pays_for_no_call_after_that(
             called.append(len(service.received))
 
         journal.pause, journal.left = pause, cut
-        run.journal = journal  # type: ignore[assignment]
-        run.inbox.paused = lambda its=its: its.pause_read  # type: ignore[method-assign, misc]
+        run.journal = journal
+        run.inbox.paused = lambda its=its: its.pause_read
         outcome = await run.run()
         if not called:
             break

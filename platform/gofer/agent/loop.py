@@ -165,7 +165,8 @@ class Loop:
             await self._record("run.warned", {"code": go.warning.code, "sentence": go.warning.text})
         await self._record("turn.started", await self._turn_input.turn(heard, go))
         if self._inbox.paused():  # whoever paused before this was written pays for no call
-            return await self._model_call.forgo()
+            await self._model_call.forgo()
+            return None
         return await self._model_call.think(go, self._stop)
 
     async def _stop(self, why: Halt, text: str = "") -> None:

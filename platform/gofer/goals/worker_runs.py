@@ -51,7 +51,7 @@ from gofer.vault.envelope import Vault
 FINISH = "finish_task"
 READING = frozenset({"fetch", RECALL})
 """Tools beside those of the tier `read` that a worker run for research has."""
-NOT_FOR_WORKERS = frozenset({ASK_USER.name, PROPOSE})
+NOT_FOR_WORKERS = frozenset({ASK_USER.name, PROPOSE, "send_file"})
 """Tools that speak with people, or for the agent itself."""
 REPORT_STEPS = 3
 LOCAL = "local"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from gofer.agent.transcript import plain, quoted
 from gofer.client.mcp_server import load_library
 from gofer.errors import ConfigError, GoferError, NotFound, Permanent, Temporary
 from gofer.mcp.settings import McpServerSettings, RunServers
@@ -35,6 +36,8 @@ LIST_KEPT = 600.0
 """Seconds for which a server's list of tools is believed; a list that changed is read again at once."""
 FAILURE_KEPT = 60.0
 """Seconds for which a server that could not be reached is left alone."""
+MAX_PROBLEM = 500
+"""Characters that a prompt has of why a server cannot be used: the server may have written them."""
 MAX_PAGES = 20
 CLOSE_TIMEOUT = 5.0
 LIST_CHANGED = (
@@ -405,7 +408,8 @@ def _brought(
     notes: list[str] = []
     for name, known in lists.items():
         if known.tools is None:
-            notes.append(f"The MCP server {name} cannot be used now: {known.problem}")
+            why = quoted(plain(known.problem[:MAX_PROBLEM]))
+            notes.append(f"The MCP server {name} cannot be used now:\n{why}")
         else:
             offered += known.tools.tools
     every = tuple({tool.title: tool for tool in offered}.values())

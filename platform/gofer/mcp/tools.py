@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, RootModel, model_validator
 
 from gofer.agent.tools.registry import CALL_TOOL
-from gofer.agent.transcript import plain
+from gofer.agent.transcript import plain, quoted
 from gofer.errors import GoferError
 from gofer.mcp.settings import McpServerSettings
 from gofer.tool import Arguments, Image, Tier, Tool, ToolContext, ToolResult
@@ -38,6 +38,7 @@ FIND_TOOLS = "find_tools"
 MAX_FOUND = 8
 _UNCHECKED = frozenset({"pattern", "patternProperties", "format", "$comment", "default", "examples", "title"})
 """What is not checked here: a pattern of a stranger's can take hours."""
+_WORDS = frozenset({"description", "title", "$comment"})
 _OTHER = re.compile(r"[^a-z0-9_-]+")
 
 
@@ -114,13 +115,32 @@ def look_at(server: str, settings: McpServerSettings, offered: Iterable[mcp_type
             left_out[shown] = f"the server has more than {MAX_TOOLS} tools"
             break
         try:
-            schema = check_schema(tool.input_schema)
+            schema = _cleaned(check_schema(tool.input_schema))
             title = _title(server, tool.name, tools)
             described = " ".join(plain(tool.description or tool.title or "").split())[:MAX_DESCRIPTION]
+            if described and not settings.trusted:
+                described = f"A tool of the MCP server {server}, which describes it so:\n{quoted(described)}"
             tools[title] = ServerTool(server, tool.name, title, described, schema, _arguments_of(schema))
         except Exception as error:  # noqa: BLE001 - a stranger's schema may break its reader in any way
             left_out[shown] = str(error)[:300] or type(error).__name__
     return ToolList(tuple(tools.values()), left_out)
+
+
+def _cleaned(schema: Any) -> Any:
+    """A schema whose words are plain text: what describes an argument is the server's text too. Names and values that
+    the server is to be sent stay as they are."""
+    if isinstance(schema, list):
+        return [_cleaned(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: plain(value)[:MAX_DESCRIPTION]
+        if key in _WORDS and isinstance(value, str)
+        else {name: _cleaned(one) for name, one in value.items()}
+        if key == "properties" and isinstance(value, dict)
+        else _cleaned(value)
+        for key, value in schema.items()
+    }
 
 
 def _title(server: str, name: str, taken: Mapping[str, Any]) -> str:

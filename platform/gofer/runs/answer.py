@@ -412,9 +412,7 @@ class Answerer:
         memories = self._memories(claim)
         files = FilesIn(database, vault, claim, shell.write if shell is not None else None)
         return Ports(
-            journal=StoreJournal(
-                database, vault, claim, memory=memory, redact=self.redactor.redact, run=run
-            ),
+            journal=StoreJournal(database, vault, claim, memory=memory, redact=self.redactor.redact, run=run),
             inbox=StoreInbox(database, vault, admitter=self.admitter, run=run, files=files),
             history=StoreHistory(database, vault, claim, memory=memory, tell_damaged=memories.tell_damaged),
             memories=memories if memory else None,

@@ -87,3 +87,13 @@ def test_without_workers_a_run_has_no_delegate(tmp_path: Path, model: tuple[Anth
     _, rows = answer(tmp_path / "data", model, workers_v1=False)
     assert rows == []
     assert all("delegate" not in json.dumps(each["tools"]) for each in model[0].received)
+
+
+def test_a_worker_cannot_send_people_a_file(tmp_path: Path, model: tuple[Anthropic, str]) -> None:
+    _, rows = answer(tmp_path / "data", model)
+    assert [row.kind for row in rows] == ["research", "execution"]
+    offered = [{tool["name"] for tool in each["tools"]} for each in model[0].received]
+    working = [names for names in offered if "finish_task" in names]
+    assert any("write" in names for names in working), "the execution has the agent's tools"
+    assert not any("send_file" in names for names in working)
+    assert any("send_file" in names for names in offered), "the run itself may"

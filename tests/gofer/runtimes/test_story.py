@@ -429,3 +429,13 @@ def test_a_runtime_that_crashes_again_and_again_says_so_and_is_tried_again_when_
 def test_doctor_says_which_external_agents_cannot_be_woken(scene: Scene) -> None:
     found = {each["check"]: each for each in scene.owner.get("/doctor").json()["findings"]}
     assert "No runtime of other" in str(found["external agent other"])
+
+
+def test_no_runtime_is_called_like_an_address_of_the_api(scene: Scene) -> None:
+    for name in ("orders", "questions"):
+        made = {"name": name, "agent": scene.agent, "kind": "tmux"}
+        answer = scene.owner.post("/runtimes", json=made)
+        assert (answer.status_code, "something else" in answer.text) == (400, True)
+    answer = scene.owner.delete("/runtimes/orders")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert scene.owner.put("/runtimes/questions", json=scene.heartbeat).status_code == 404

@@ -6,7 +6,8 @@ import time
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 
 from gofer.app import Platform
@@ -24,13 +25,27 @@ from gofer.web.queries import runtimes
 MAX_WAIT, LOOK_EVERY = 30, 2.0
 """Seconds that a host may wait for orders, and between two looks when no signal comes."""
 NAME = r"^[a-z0-9][a-z0-9._-]{0,59}$"
+TAKEN = ("orders", "questions")
+"""What follows `/runtimes/` in addresses of ours, and is no runtime's name."""
 Word = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+
+class RuntimeName(StringConvertor):
+    """A runtime's name in an address: `PUT /runtimes/orders` is no announcement of one."""
+
+    regex = rf"(?!(?:{'|'.join(TAKEN)})(?:/|$))[^/]+"
+
+
+register_url_convertor("runtime", RuntimeName())
 
 
 class NewRuntime(RequestModel):
     """A runtime to register."""
 
-    name: str = Field(pattern=NAME, description="a-z, 0-9, dots and dashes; at most 60 characters.")
+    name: str = Field(
+        pattern=NAME,
+        description="a-z, 0-9, dots and dashes; at most 60 characters; neither `orders` nor `questions`.",
+    )
     agent: str = Field(min_length=1, max_length=100, description="The external agent it runs.")
     kind: RuntimeKind
     member: str = Field(
@@ -40,6 +55,13 @@ class NewRuntime(RequestModel):
     callback_secret: str = Field(
         default="", max_length=100, description="For a callback: the name of the secret that signs them."
     )
+
+    @field_validator("name")
+    @classmethod
+    def _is_free(cls, name: str) -> str:
+        if name in TAKEN:
+            raise ValueError(f"{name} is an address of the API; call the runtime something else")
+        return name
 
 
 class RuntimeAnnouncement(RequestModel):
