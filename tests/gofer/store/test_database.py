@@ -38,7 +38,9 @@ async def test_a_verb_that_fails_changes_nothing_and_spoils_nobody(database: Dat
     verbs = [add("a"), add_and_fail, add("b"), lambda c: c.execute(text("nonsense")), add("a"), add("c")]
     results = await asyncio.gather(*(database.write(verb) for verb in verbs), return_exceptions=True)
     assert isinstance(results[1], Conflict)
-    assert all(isinstance(results[n], Exception) for n in (3, 4))
+    assert isinstance(results[3], Exception)
+    # Postgres runs them side by side: either of the two that add the same may be first.
+    assert sum(isinstance(results[n], Exception) for n in (0, 4)) == 1
     assert await database.read(count) == 3
 
 
