@@ -166,7 +166,7 @@ def heartbeat(
     name: Name,
     switch: Annotated[
         str,
-        typer.Argument(help="on or off; left out, it only shows.", metavar="[on|off]", show_default=False),
+        typer.Argument(help="on or off; by default only show it.", metavar="[on|off]", show_default=False),
     ] = "",
 ) -> Shown:
     """Show an agent's heartbeat, or switch it on or off.
@@ -212,13 +212,13 @@ def load(
     name: Name,
     clear: Annotated[
         bool,
-        typer.Option("--clear", help="Let nothing wait: pause its goals, drop delegated tasks."),
+        typer.Option("--clear", help="Pause its goals and drop its delegated tasks."),
     ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="With --clear: begin with a fresh working memory, as after /new.")
     ] = False,
 ) -> Shown:
-    """Show what an agent's workers have to do, or clear it.
+    """Show the tasks of an agent's workers, or clear them.
 
     \b
     gofer agents load reviewer
@@ -244,7 +244,7 @@ Where = Annotated[str, typer.Argument(help="The conversation's id.", show_defaul
 
 @app.command()
 def mute(name: Name, conversation: Where) -> Shown:
-    """Have an agent's heartbeat write nothing in a conversation.
+    """Keep an agent's heartbeat from writing in a conversation.
 
     \b
     gofer agents mute reviewer conv_k3v9

@@ -53,11 +53,11 @@ def pair(
             help="Make a new device and write its files into this folder, as openclaw-sdk wants them."
         ),
     ] = None,
-    member: Annotated[str, typer.Option(help="Whose the new one is. By default the first owner's.")] = "",
+    member: Annotated[str, typer.Option(help="Its member. By default the first owner.")] = "",
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="What the new one may do. By default operator.read and operator.write. Repeatable."
+            help="A scope of the new device. By default operator.read and operator.write. Repeatable."
         ),
     ] = None,
 ) -> Shown:

@@ -75,14 +75,14 @@ def show_one(goal: Id) -> Shown:
 def add(
     text: Annotated[str, typer.Argument(help="What is wanted.", show_default=False)],
     conversation: Annotated[
-        str, typer.Option(help="A conversation of yours in the web chat; else a new one.")
+        str, typer.Option(help="A conversation of yours in the web chat. By default a new one.")
     ] = "",
-    agent: Annotated[str, typer.Option(help="Who should take it.")] = "",
+    agent: Annotated[str, typer.Option(help="The agent that should do it.")] = "",
     dollars: Annotated[float | None, typer.Option(help="What it may cost before it asks.")] = None,
     hours: Annotated[
         float | None, typer.Option(help="How long it may take. Then it ends with what is done.")
     ] = None,
-    approval: Annotated[bool | None, typer.Option(help="Whether an owner has to approve the plan.")] = None,
+    approval: Annotated[bool | None, typer.Option(help="Whether an owner must approve the plan.")] = None,
 ) -> Shown:
     """Ask for a goal: something larger that is planned, done and reported.
 

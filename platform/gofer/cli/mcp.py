@@ -25,7 +25,7 @@ Server = Annotated[str, typer.Argument(help="The server's name.", show_default=F
 
 @app.command("list")
 def list_servers(
-    agent: Annotated[str, typer.Argument(help="Of one agent only.", show_default=False)] = "",
+    agent: Annotated[str, typer.Argument(help="Only of this agent.", show_default=False)] = "",
 ) -> Shown:
     """List the MCP servers that agents use.
 
@@ -61,8 +61,8 @@ def add(
     ] = None,
     readonly: Annotated[list[str] | None, typer.Option(help="A folder it may read. Repeatable.")] = None,
     oauth: Annotated[bool, typer.Option("--oauth", help="The server wants OAuth.")] = False,
-    client_id: Annotated[str, typer.Option(help="For OAuth, if clients are registered by hand there.")] = "",
-    client_secret: Annotated[str, typer.Option(help="The name of the secret that goes with it.")] = "",
+    client_id: Annotated[str, typer.Option(help="For OAuth, if it registers clients by hand.")] = "",
+    client_secret: Annotated[str, typer.Option(help="The name of the secret with the client's secret.")] = "",
     trusted: Annotated[bool, typer.Option("--trusted", help="Trust what it answers.")] = False,
 ) -> Shown:
     """Let an agent use an MCP server. docs/mcp.md has every setting.
@@ -142,7 +142,7 @@ def remove(agent: Agent, name: Server) -> Shown:
 
 @app.command()
 def serve(
-    agent: Annotated[str, typer.Option(help="Show what is this agent's alone, and speak in its name.")] = "",
+    agent: Annotated[str, typer.Option(help="Show only this agent's things, and speak in its name.")] = "",
     role: Annotated[
         str, typer.Option(help="viewer, operator or owner: the most that a caller may do.")
     ] = "operator",

@@ -23,10 +23,10 @@ app = group("Memory: what agents remember.")
 @app.command()
 def rules(
     conversation: Annotated[str, typer.Argument(help="The conversation's id.", show_default=False)],
-    revoke: Annotated[str, typer.Option(help="The id of a rule to take back.")] = "",
-    restore: Annotated[str, typer.Option(help="The id of a revoked rule to bring back.")] = "",
+    revoke: Annotated[str, typer.Option(help="The id of a rule to revoke.")] = "",
+    restore: Annotated[str, typer.Option(help="The id of a revoked rule to restore.")] = "",
 ) -> Shown:
-    """Show a conversation's standing rules, or take one back.
+    """Show a conversation's standing rules, or revoke one.
 
     Every run reads them word for word, however often its prompt is shortened.
 
@@ -89,7 +89,7 @@ def _state(memory: dict[str, Any]) -> str:
 @app.command()
 def search(
     query: Annotated[
-        str, typer.Argument(help="Words, any of which may fit. Without any: the newest notes.")
+        str, typer.Argument(help="Words, any of which may match. Without any: the newest notes.")
     ] = "",
     scope: Scope = "",
     kind: Annotated[str, typer.Option(help="turn, result, plan, summary, note or rule.")] = "",
@@ -169,7 +169,7 @@ def edit(
     ] = None,
     scope: Annotated[str, typer.Option("--scope", help="Another audience.")] = "",
 ) -> Shown:
-    """Change a memory: its words, whether it is a standing rule, or who may hear of it.
+    """Change a memory: its words, whether it is a standing rule, or its audience.
 
     \b
     gofer memory edit mem_7f3k --text 'We close at seven'
@@ -230,21 +230,21 @@ def import_file(
         typer.Option("--scope", help="conversation:ID, person:ID or agent:NAME; else what each line says."),
     ] = "",
     publish: Annotated[
-        int, typer.Option(min=0, help="How many private memories of the file that scope may get.")
+        int, typer.Option(min=0, help="How many private memories of the file may get that scope.")
     ] = 0,
     place: Annotated[
         list[str] | None,
-        typer.Option(help="Whom an audience of the file means here, as SCOPE=SCOPE; may be repeated."),
+        typer.Option(help="Which audience here replaces one of the file: SCOPE=SCOPE. Repeatable."),
     ] = None,
     leave_out: Annotated[
-        bool, typer.Option("--leave-out", help="Leave out what is for audiences that are not here.")
+        bool, typer.Option("--leave-out", help="Leave out memories for audiences that do not exist here.")
     ] = False,
 ) -> Shown:
     """Import notes: an export, an archive index as NDJSON, or another agent's MEMORY.md.
 
     Importing a file twice adds nothing. Each line of an export keeps its audience, also on another instance: agents
-    are known by their name, people by their accounts. For others say --place. With --scope all of it is for one
-    audience, and --publish says how many private memories may be among it.
+    are known by their name, people by their accounts. For others give --place. --scope gives all of
+    it to one audience, and --publish says how many private memories may be among it.
 
     \b
     gofer memory import notes.jsonl

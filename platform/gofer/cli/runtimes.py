@@ -108,7 +108,7 @@ def drain(
     name: Name,
     off: Annotated[bool, typer.Option("--off", help="Give it work again, also after crashes.")] = False,
 ) -> Shown:
-    """Give a runtime nothing new; what it works on goes on.
+    """Give a runtime no new work. It finishes what it is doing.
 
     \b
     gofer runtimes drain reviewer-pane
@@ -120,7 +120,7 @@ def drain(
 
 @app.command()
 def remove(name: Name) -> Shown:
-    """Forget a runtime. What its agent is asked goes to the fallback.
+    """Forget a runtime. Questions to its agent go to the fallback.
 
     \b
     gofer runtimes remove reviewer-pane

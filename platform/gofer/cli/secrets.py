@@ -56,6 +56,6 @@ def delete(name: Name, owner: Owner = "") -> Shown:
     """Delete a secret.
 
     \b
-    gofer secrets delete anthropic_api_key
+    gofer secrets delete anthropic_key
     """
     return call("DELETE", "/secrets", params={"name": name, "owner": owner}), f"The secret {name} is deleted."

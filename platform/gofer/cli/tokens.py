@@ -49,7 +49,8 @@ def add(
         str, typer.Option(help="The member that it belongs to. By default the first owner.")
     ] = "",
     agent: Annotated[
-        str, typer.Option(help="Bind it to an agent: it sees what is that agent's, and speaks in its name.")
+        str,
+        typer.Option(help="Bind it to an agent: it sees only that agent's things and speaks in its name."),
     ] = "",
     days: Annotated[int, typer.Option(help="Days that it is valid; 0 is for ever.")] = 90,
 ) -> Shown:

@@ -129,7 +129,7 @@ def check(
         ),
     ],
 ) -> Shown:
-    """Look for a release that is newer than this one, whole, and signed with a key that is trusted here.
+    """Look for a newer release that is complete and signed with a trusted key.
 
     \b
     gofer update check /mnt/releases
@@ -170,10 +170,10 @@ def build(
 def trust(
     key: Annotated[
         Path | None,
-        typer.Argument(help="An Ed25519 public key in PEM form; without it, list those that are trusted."),
+        typer.Argument(help="An Ed25519 public key in PEM form. Without it, the trusted keys are listed."),
     ] = None,
 ) -> Shown:
-    """Trust releases that are signed with a key, or list the keys that are trusted.
+    """Trust releases that are signed with a key, or list the trusted keys.
 
     \b
     openssl genpkey -algorithm ed25519 -out release.pem
@@ -198,7 +198,7 @@ def untrust(
         str, typer.Argument(help="The key, as `gofer update trust` lists it.", show_default=False)
     ],
 ) -> Shown:
-    """Trust nothing any more that is signed with a key. What runs already goes on; what is staged is not deployed.
+    """Stop trusting a key. A release that runs goes on; a staged one is not deployed.
 
     \b
     gofer update untrust 3f2a9c01b7de44aa
@@ -218,7 +218,7 @@ def stage(
         typer.Argument(help="The wheel, by path or address; its manifest is beside it.", show_default=False),
     ],
     unsigned: Annotated[
-        bool, typer.Option("--unsigned", help="Accept this file although nobody trusted has signed it.")
+        bool, typer.Option("--unsigned", help="Accept this file although no trusted key has signed it.")
     ] = False,
 ) -> Shown:
     """Check a release and put it where `gofer up` can run it. It does not run yet.
@@ -264,7 +264,7 @@ def deploy(
     wait: Annotated[bool, typer.Option(help="Wait until it serves, or was taken back.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Have `gofer up` run a release that was approved. The store is copied first; if the release does not work, the
+    """Make `gofer up` run an approved release. The store is copied first; if the release does not work, the
     one before runs again.
 
     \b
@@ -287,7 +287,7 @@ def deploy(
 def rollback(
     wait: Annotated[bool, typer.Option(help="Wait until the release before serves.")] = True,
 ) -> Shown:
-    """Have `gofer up` run the release before the current one again.
+    """Make `gofer up` run the release before the current one again.
 
     \b
     gofer update rollback
