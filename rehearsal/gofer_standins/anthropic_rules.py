@@ -56,30 +56,11 @@ def _params(request: Mapping[str, Any]) -> Iterator[str]:
 
 
 @cache
-def _adapters() -> dict[str, TypeAdapter[Any]]:
+def _shapes() -> dict[str, Any]:
     from anthropic import types
 
     # Unions of all blocks would hide which one was meant; the block's own type says it.
-    shapes: dict[str, Any] = {
-        "text": types.TextBlockParam,
-        "image": types.ImageBlockParam,
-        "document": types.DocumentBlockParam,
-        "tool_use": types.ToolUseBlockParam,
-        "tool_result": types.ToolResultBlockParam,
-        "thinking": types.ThinkingBlockParam,
-        "redacted_thinking": types.RedactedThinkingBlockParam,
-    }
     return {
-        **{name: TypeAdapter(shape) for name, shape in shapes.items()},
-        "tool": TypeAdapter(types.ToolParam),
-    }
-
-
-@cache
-def _keys(name: str) -> frozenset[str]:
-    from anthropic import types
-
-    shape = {
         "text": types.TextBlockParam,
         "image": types.ImageBlockParam,
         "document": types.DocumentBlockParam,
@@ -88,8 +69,12 @@ def _keys(name: str) -> frozenset[str]:
         "thinking": types.ThinkingBlockParam,
         "redacted_thinking": types.RedactedThinkingBlockParam,
         "tool": types.ToolParam,
-    }[name]
-    return frozenset(shape.__annotations__)
+    }
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_shapes()[name])
 
 
 def _types(request: Mapping[str, Any]) -> Iterator[str]:
@@ -107,13 +92,13 @@ def _types(request: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shape(block: Mapping[str, Any], name: str, place: str) -> Iterator[str]:
-    if name not in _adapters():
+    if name not in _shapes():
         yield f"{place}: unknown type {name}"
         return
-    for key in sorted(set(block) - _keys(name)):
+    for key in sorted(set(block) - set(_shapes()[name].__annotations__)):
         yield f"{place}.{key}: extra inputs are not permitted"
     try:
-        _adapters()[name].validate_python({**block, "content": []} if "content" in block else dict(block))
+        _adapter(name).validate_python({**block, "content": []} if "content" in block else dict(block))
     except ValidationError as error:
         yield f"{place}: {error.errors()[0]['loc']} {error.errors()[0]['msg']}"
     if name == "tool_result" and isinstance(block.get("content"), list):

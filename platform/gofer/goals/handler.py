@@ -64,46 +64,35 @@ class Place:
         return own_page or bool(self.connected.integration.progress_every)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class GoalDriver:
     """Handles goal jobs."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        database: Database,
-        vault: Vault,
-        accounts: LoadedConnections,
-        redactor: Redactor,
-        signals: Signals,
-        agents: AgentFiles,
-        show: Show = lambda claim, over: None,
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._vault = vault
-        self._accounts = accounts
-        self._redactor = redactor
-        self._signals = signals
-        self._agents = agents
-        self._show = show
+    settings: Settings
+    database: Database
+    vault: Vault
+    accounts: LoadedConnections
+    redactor: Redactor
+    signals: Signals
+    agents: AgentFiles
+    show: Show = lambda claim, over: None
 
     async def handle(self, run: Run) -> Outcome:
         """Take the goal one pass further."""
         claim = run.claim
         try:
             place = await self._place(claim)
-            settings = self._settings
+            settings = self.settings
             announced = partial(self._announced, place=place)
             rules = Rules(settings.goal_parallel, announced, settings.memory_v1)
-            verb = partial(advance, vault=self._vault, claim=claim, rules=rules)
-            this, step = await self._database.write(verb)
+            verb = partial(advance, vault=self.vault, claim=claim, rules=rules)
+            this, step = await self.database.write(verb)
         except NotFound:
             return Dead("purged")
         crash_point("goal.advanced")
-        self._signals.wake(JOBS)
-        self._signals.wake(EVENTS)
-        self._show(claim, isinstance(step, GoalEnd))
+        self.signals.wake(JOBS)
+        self.signals.wake(EVENTS)
+        self.show(claim, isinstance(step, GoalEnd))
         match step:
             case WaitForTasks(job_ids):
                 return WaitForJobs(waits_for=job_ids, any=True)
@@ -120,13 +109,13 @@ class GoalDriver:
 
     async def _place(self, claim: Claim) -> Place | None:
         """Where to answer; None when its connection is gone."""
-        row = await self._database.read(partial(_binding, claim=claim))
+        row = await self.database.read(partial(_binding, claim=claim))
         if row is None:
             return None
-        several = len(in_force(await asyncio.to_thread(self._agents.look))) > 1
-        name = await self._database.read(partial(_agent_of, claim=claim)) if several else ""
+        several = len(in_force(await asyncio.to_thread(self.agents.look))) > 1
+        name = await self.database.read(partial(_agent_of, claim=claim)) if several else ""
         signature = f"**{name}**\n\n" if name else ""
-        return Place(row.id, row.ref, await self._accounts.get(row.connection_id), signature)
+        return Place(row.id, row.ref, await self.accounts.get(row.connection_id), signature)
 
     def _announced(self, this: Pass, place: Place | None) -> tuple[Draft, ...]:
         """The plan as a message of its own, where none can be kept up to date."""
@@ -146,9 +135,9 @@ class GoalDriver:
         return Wait(ask.text, ask.about, asked_of, ANSWER_WITHIN, drafts, choices=ask.choices)
 
     async def _in_private(self, claim: Claim, text: str, told: set[str]) -> tuple[Draft, ...]:
-        connected = await self._accounts.all()
+        connected = await self.accounts.all()
         owners = partial(_owners, connected=connected, workspace_id=claim.workspace_id)
-        found = await self._database.read(owners)
+        found = await self.database.read(owners)
         return tuple(
             Draft(binding, tuple(one.integration.split(text)), "note")
             for one, binding in found
@@ -158,14 +147,14 @@ class GoalDriver:
     async def _report(self, this: Pass, place: Place | None) -> tuple[Draft, ...]:
         """The one final reply."""
         goal = this.goal
-        if place is None or await self._database.read(partial(_was_reported, job_id=goal.job_id)):
+        if place is None or await self.database.read(partial(_was_reported, job_id=goal.job_id)):
             return ()  # somebody ran the job of an ended goal again
         written = [task.result or {} for task in this.tasks if task.kind == REPORT]
         words = str(written[-1].get("summary") or "") if written else ""
         if words.startswith(OFFLINE):
             words = ""  # it writes no reports; what came of the tasks stands for itself
-        seconds = await self._database.read(partial(_age, goal_id=goal.id))
-        base = self._settings.public_url.rstrip("/")
+        seconds = await self.database.read(partial(_age, goal_id=goal.id))
+        base = self.settings.public_url.rstrip("/")
         text = report(
             goal.state,
             goal.reason,
@@ -179,7 +168,7 @@ class GoalDriver:
 
     def _drafts(self, this: Pass, place: Place, text: str, kind: Any) -> tuple[Draft, ...]:
         goal, asked = this.goal, this.asked
-        text = self._redactor.redact(text)
+        text = self.redactor.redact(text)
         if goal.narrowed:
             text = defuse(text, here=place.ref, people=(asked.name,))
         integration = place.connected.integration

@@ -133,32 +133,23 @@ def submit_nudge(
         )  # fmt: skip
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Nudges:
     """Handles nudge jobs."""
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        vault: Vault,
-        accounts: LoadedConnections,
-        agents: AgentFiles,
-        signals: Signals,
-        settings: Settings,
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._vault = vault
-        self._accounts = accounts
-        self._agents = agents
-        self._signals = signals
+    database: Database
+    vault: Vault
+    accounts: LoadedConnections
+    agents: AgentFiles
+    signals: Signals
+    settings: Settings
 
     async def handle(self, run: Run) -> Outcome:
         """Write it; when somebody has pressed a button, do what that says."""
         claim = run.claim
         try:
-            nudge = await self._database.read(partial(_opened, vault=self._vault, claim=claim))
-            pressed = await self._database.read(partial(_pressed, vault=self._vault, job_id=claim.id))
+            nudge = await self.database.read(partial(_opened, vault=self.vault, claim=claim))
+            pressed = await self.database.read(partial(_pressed, vault=self.vault, job_id=claim.id))
         except (NotFound, Tampered, KeyError, TypeError, ValueError):
             return Dead("nudge.unreadable")
         if pressed is None:
@@ -179,19 +170,19 @@ class Nudges:
     async def _write(self, claim: Claim, nudge: Nudge) -> Outcome:
         muted = partial(is_muted, agent_id=str(claim.agent_id), conversation_id=str(claim.conversation_id))
         draft = await self._draft(claim, nudge)
-        if draft is None or await self._database.read(muted):
+        if draft is None or await self.database.read(muted):
             return Done(reason="nudge.held_back")
         return Wait(nudge.text, ASKED, expires_after=EXPIRES, drafts=(draft,), choices=nudge.choices)
 
     async def _draft(self, claim: Claim, nudge: Nudge, answer: str = "") -> Draft | None:
         """The nudge itself, or what is said to a press."""
-        binding = await self._database.read(
+        binding = await self.database.read(
             partial(binding_of, conversation_id=claim.conversation_id, connection_id=claim.connection_id)
         )
         if binding is None or claim.connection_id is None:
             return None
-        connected = await self._accounts.get(claim.connection_id)
-        several = len(in_force(await asyncio.to_thread(self._agents.look))) > 1
+        connected = await self.accounts.get(claim.connection_id)
+        several = len(in_force(await asyncio.to_thread(self.agents.look))) > 1
         signature = f"**{nudge.agent}**\n\n" if several else ""
         integration = connected.integration
         words = integration.with_commands(answer or nudge.words(buttons=integration.has_buttons))
@@ -201,11 +192,11 @@ class Nudges:
 
     async def _mute(self, claim: Claim, nudge: Nudge, pressed: NudgePress) -> Outcome:
         agent_id, conversation_id = str(claim.agent_id), str(claim.conversation_id)
-        await self._database.write(
+        await self.database.write(
             partial(set_muted, agent_id=agent_id, conversation_id=conversation_id, muted=True, by=pressed.by)
         )
         crash_point("nudge.muted")
-        self._signals.wake(EVENTS)
+        self.signals.wake(EVENTS)
         draft = await self._draft(claim, nudge, MUTED.format(agent=nudge.agent))
         return Done((draft,) if draft is not None else ())
 
@@ -213,18 +204,18 @@ class Nudges:
         """Write what the button says into the conversation, in the name of whoever pressed it."""
         verb = partial(
             _take_in,
-            vault=self._vault,
-            settings=self._settings,
+            vault=self.vault,
+            settings=self.settings,
             claim=claim,
             agent=nudge.agent,
             action=action,
             pressed=pressed,
         )
-        taken = await self._database.write(verb)
+        taken = await self.database.write(verb)
         crash_point("nudge.said")
         if taken.woke:
-            self._signals.wake(JOBS)
-        self._signals.wake(EVENTS)
+            self.signals.wake(JOBS)
+        self.signals.wake(EVENTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import structlog
@@ -324,43 +324,34 @@ def _pictures(attachments: Iterable[Attachment]) -> tuple[Picture, ...]:
     )
 
 
+@dataclass(eq=False, repr=False)
 class StoreHistory:
     """The `History` of a participant, within its epoch."""
 
-    def __init__(
-        self,
-        database: Database,
-        vault: Vault,
-        claim: Claim,
-        *,
-        memory: bool = True,
-        tell_damaged: Callable[[Sequence[str]], Awaitable[None]] | None = None,
-    ) -> None:
-        self._database = database
-        self._vault = vault
-        self._claim = claim
-        self._memory = memory
-        self._tell_damaged = tell_damaged
+    database: Database
+    vault: Vault
+    claim: Claim
+    _: KW_ONLY
+    memory: bool = True
+    tell_damaged: Callable[[Sequence[str]], Awaitable[None]] | None = None
 
     async def summary(self) -> Summary | None:
         try:
-            return await self._database.read(
-                _summary, vault=self._vault, claim=self._claim, memory=self._memory
-            )
+            return await self.database.read(_summary, vault=self.vault, claim=self.claim, memory=self.memory)
         except Tampered:  # the messages themselves are there, and are summed up anew when they are too many
-            log.warning("memory.summary_damaged", conversation=self._claim.conversation_id)
+            log.warning("memory.summary_damaged", conversation=self.claim.conversation_id)
             return None
 
     async def between(self, after: int, to: int, *, newest: int) -> Sequence[ConversationMessage]:
-        found, damaged = await self._database.read(
-            _between, vault=self._vault, claim=self._claim, after=after, to=to, newest=newest
+        found, damaged = await self.database.read(
+            _between, vault=self.vault, claim=self.claim, after=after, to=to, newest=newest
         )
-        if damaged and self._tell_damaged is not None:
-            await self._tell_damaged(damaged)
+        if damaged and self.tell_damaged is not None:
+            await self.tell_damaged(damaged)
         return found
 
     async def answer(self, number: int) -> str | None:
-        return await self._database.read(_own_answer, vault=self._vault, claim=self._claim, number=number)
+        return await self.database.read(_own_answer, vault=self.vault, claim=self.claim, number=number)
 
 
 def _summary(connection: Connection, vault: Vault, claim: Claim, memory: bool) -> Summary | None:

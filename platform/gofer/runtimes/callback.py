@@ -11,6 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,31 +36,23 @@ SIGNATURE = "gofer-signature"
 ORDER = "gofer-order"
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CallbackSender:
     """Calls runtimes that listen for requests."""
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        vault: Vault,
-        redactor: Redactor,
-        secret: Callable[[str], Awaitable[str]],
-        timeout: float,
-    ) -> None:
-        self._database = database
-        self._vault = vault
-        self._redactor = redactor
-        self._secret = secret
-        self._timeout = timeout
+    database: Database
+    vault: Vault
+    redactor: Redactor
+    secret: Callable[[str], Awaitable[str]]
+    timeout: float
 
     async def call(self, claim: Claim, number: int, ack_within: float) -> None:
         """Make the request of a hop, and keep what came of it. It counts as delivered when it was answered 2xx."""
-        hop, runtime, text = await self._database.read(partial(self._read, job_id=claim.id, number=number))
+        hop, runtime, text = await self.database.read(partial(self._read, job_id=claim.id, number=number))
         status, reason = "failed", "runtime.gone"
         if runtime is not None:
             status, reason = await self._send(hop, runtime, text)
-        await self._database.write(
+        await self.database.write(
             partial(
                 _keep,
                 claim=claim,
@@ -75,8 +68,8 @@ class CallbackSender:
         runtime = connection.execute(select(runtimes).where(runtimes.c.id == hop.runtime_id)).one_or_none()
         if runtime is None or not row_macs.fits(connection, runtimes, runtime):
             return hop, None, ""
-        text, _ = read_order(connection, self._vault, hop)
-        return hop, runtime, self._redactor.redact(text)
+        text, _ = read_order(connection, self.vault, hop)
+        return hop, runtime, self.redactor.redact(text)
 
     async def _send(self, hop: Any, runtime: Any, text: str) -> tuple[str, str]:
         order = hop_rows.order_id(hop.job_id, hop.number)
@@ -90,7 +83,7 @@ class CallbackSender:
         }
         body = json.dumps(said, ensure_ascii=False).encode("utf-8", "replace")
         try:
-            key = await self._secret(runtime.callback_secret)
+            key = await self.secret(runtime.callback_secret)
         except (NotFound, GoferError):
             return "failed", "callback.no_secret"
         headers = {
@@ -102,9 +95,9 @@ class CallbackSender:
 
         try:
             async with (
-                asyncio.timeout(self._timeout),
+                asyncio.timeout(self.timeout),
                 httpx2.AsyncClient(
-                    transport=OnlyThere(runtime.callback_url), timeout=self._timeout, follow_redirects=False
+                    transport=OnlyThere(runtime.callback_url), timeout=self.timeout, follow_redirects=False
                 ) as client,
                 client.stream("POST", runtime.callback_url, content=body, headers=headers) as answer,
             ):

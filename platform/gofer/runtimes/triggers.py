@@ -110,23 +110,15 @@ class Look:
     hop: int = 0
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Triggers:
     """Handles the answer jobs of external agents."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        database: Database,
-        agents: AgentFiles,
-        signals: Signals,
-        callbacks: CallbackSender,
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._agents = agents
-        self._signals = signals
-        self._callbacks = callbacks
+    settings: Settings
+    database: Database
+    agents: AgentFiles
+    signals: Signals
+    callbacks: CallbackSender
 
     async def handle(
         self, run: Run, spec: AgentSpec, admitted: Sequence[StoredMessage], draft: Drafting
@@ -134,16 +126,16 @@ class Triggers:
         """Look once, and act on it."""
         claim = run.claim
         if claim.cancel_requested or run.cancelled.is_set():
-            await self._database.write(partial(hop_rows.cancel_open, claim=claim))
+            await self.database.write(partial(hop_rows.cancel_open, claim=claim))
             return Cancel(CANCELLED)
         crash_point("trigger.looking")
-        look = await self._database.write(partial(self._look, claim=claim, spec=spec, admitted=admitted))
+        look = await self.database.write(partial(self._look, claim=claim, spec=spec, admitted=admitted))
         crash_point("trigger.looked")
         if look.do == "call":
-            await self._callbacks.call(claim, look.hop, spec.external.ack_within)
+            await self.callbacks.call(claim, look.hop, spec.external.ack_within)
             crash_point("trigger.called")
-            look = await self._database.write(partial(self._look, claim=claim, spec=spec, admitted=admitted))
-        self._signals.wake(JOBS)  # hosts wait for orders on the same topic
+            look = await self.database.write(partial(self._look, claim=claim, spec=spec, admitted=admitted))
+        self.signals.wake(JOBS)  # hosts wait for orders on the same topic
         return await self._outcome(look, spec, draft)
 
     async def _outcome(self, look: Look, spec: AgentSpec, draft: Drafting) -> Outcome:
@@ -160,7 +152,7 @@ class Triggers:
         return Dead(look.reason, drafts, included_to=look.covers_to)
 
     def _waits(self, spec: AgentSpec, after: float) -> str:
-        until = clock_time(time.time() + after, self._settings.timezone, today=time.time())
+        until = clock_time(time.time() + after, self.settings.timezone, today=time.time())
         return WAITS.format(agent=spec.name, until=until)
 
     def _look(
@@ -215,10 +207,10 @@ class Triggers:
         if not rows and (refused := self._refused(connection, claim, spec, covers_to)) is not None:
             return refused
         assert spec.runtime is not None
-        every = self._settings.runtime_heartbeat
+        every = self.settings.runtime_heartbeat
         runtime = runtime_for(connection, str(claim.agent_id), spec.runtime, every)
         facts = facts_of(runtime, every) if runtime is not None else None
-        rules = chain_rules(self._settings, fallback=fallback_of(self._agents, spec) is not None)
+        rules = chain_rules(self.settings, fallback=fallback_of(self.agents, spec) is not None)
         step = next_hop(hop_rows.tried(rows), facts, rules)
         if step.after and rows[-1].ended_at is not None:
             left = rows[-1].ended_at + step.after - rows[-1].now
@@ -263,7 +255,7 @@ class Triggers:
             return Look("done", covers_to=covers_to, reason="read")
         if asked.get("force"):
             return None
-        rules = safeguard_rules(self._settings)
+        rules = safeguard_rules(self.settings)
         why = why_not(connection, row, rules, claim.id)
         if why != RATE:
             return Look("refused", covers_to=covers_to, reason=why) if why else None
