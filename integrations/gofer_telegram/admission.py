@@ -117,7 +117,7 @@ TRIES = 2
 MAX_SECONDS = 86_400
 MAX_WORDS = 20_000
 """Characters kept of one note."""
-HEARD = "(Transcribed from {name}:) {words}"
+TRANSCRIBED = "(Transcribed from {name}:) {words}"
 NOT_SET_UP = (
     "({name} cannot be listened to, for no transcription is set up: say so politely, and that an owner can set "
     "transcribe_url for this connection. The file is in the workspace.)"
@@ -132,7 +132,7 @@ MIN_BYTES_PER_SECOND = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Transcript:
     """The result of transcribing a file."""
 
     line: str
@@ -148,12 +148,12 @@ def is_speech(attachment: Attachment) -> bool:
     return attachment.media_type.startswith("audio/") or attachment.name == VIDEO_NOTE
 
 
-async def words_of(attachment: Attachment, content: bytes, account: ConnectionContext) -> Heard:
+async def words_of(attachment: Attachment, content: bytes, account: ConnectionContext) -> Transcript:
     """Transcribe a file. Never raises."""
     settings = Settings.model_validate(account.settings)
     name = attachment.name
     if not settings.transcribe_url:
-        return Heard(NOT_SET_UP.format(name=name))
+        return Transcript(NOT_SET_UP.format(name=name))
     why = ""
     for _ in range(TRIES):
         try:
@@ -163,9 +163,9 @@ async def words_of(attachment: Attachment, content: bytes, account: ConnectionCo
             continue
         cost = seconds / 60 * settings.transcribe_price
         if words := clean(text).strip()[:MAX_WORDS]:
-            return Heard(HEARD.format(name=name, words=words), True, cost)
-        return Heard(EMPTY.format(name=name), cost=cost)
-    return Heard(FAILED.format(name=name, why=why))
+            return Transcript(TRANSCRIBED.format(name=name, words=words), True, cost)
+        return Transcript(EMPTY.format(name=name), cost=cost)
+    return Transcript(FAILED.format(name=name, why=why))
 
 
 async def _transcribed(

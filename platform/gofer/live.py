@@ -101,7 +101,7 @@ class Reading:
         self._seen: dict[Place, tuple[str, int, bool]] = {}
 
     def of(self, said: Mapping[Place, TurnText]) -> Iterator[Fresh]:
-        """What is fresh, which is read thereby."""
+        """Yield the unread parts, and mark them as read."""
         for place, words in said.items():
             name, at, was_open = self._seen.get(place, ("", 0, True))
             whole = name != words.name or at < words.start
@@ -157,7 +157,7 @@ class Watcher:
         return list(self._reading.of(said))
 
     def forget(self, job_id: int) -> None:
-        """What a job says was wiped off the screen: if it goes on, it is needed from its beginning."""
+        """Forget the words of a job that were wiped off the screen; if it goes on, it starts from its beginning."""
         self._reading.forget(job_id)
 
 
@@ -342,7 +342,7 @@ class SharedLive(Live):
         if "ask" in words:
             self._answer(conversation_id, words["ask"])
         elif conversation_id in self._watchers:
-            self._hear(conversation_id, words)
+            self._receive(conversation_id, words)
 
     def _answer(self, conversation_id: str, known: list[list[Any]]) -> None:
         there = {(job_id, call_id): (name, at) for job_id, call_id, name, at in known}
@@ -352,7 +352,7 @@ class SharedLive(Live):
         if mine:
             self._to_send(conversation_id, log=False)
 
-    def _hear(self, conversation_id: str, words: dict[str, Any]) -> None:
+    def _receive(self, conversation_id: str, words: dict[str, Any]) -> None:
         said = self._said[conversation_id]
         fitting = [add_part(said, part) for part in words["parts"]]
         if not all(fitting):

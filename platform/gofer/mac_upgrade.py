@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 RECORD = "rows-signed.json"
 SEEN = "audit-head.json"
-"""Where the last head of the audit log is kept that this machine has seen."""
+"""The file with the last head of the audit log that this machine has seen."""
 
 
 async def begin_signing(settings: Settings, database: Database, vault: Vault) -> None:

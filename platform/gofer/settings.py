@@ -399,7 +399,7 @@ def _given() -> dict[str, str]:
 
 
 def _content_of(variable: str) -> str:
-    """What is in the file that a variable names."""
+    """The content of the file that a variable names."""
     path = os.environ.get(variable)
     if not path:
         return ""

@@ -96,9 +96,9 @@ class Process:
                 lines = data.split(b"\n")
                 self.ready = self.ready or b"READY=1" in lines
                 self.proved = self.proved or PROVED in lines
-                self.unfit = _said(lines, UNFIT) or self.unfit
+                self.unfit = _reason_in(lines, UNFIT) or self.unfit
                 if ALIVE in lines:
-                    was_unready, self.unready = self.unready, _said(lines, UNREADY)
+                    was_unready, self.unready = self.unready, _reason_in(lines, UNREADY)
                     self.unready_from = self.unready_from if was_unready else self.heard_at
         return self.ready and not was_ready
 
@@ -165,7 +165,7 @@ class Process:
         return time.monotonic() - self.started_at
 
 
-def _said(lines: Sequence[bytes], what: bytes) -> str:
+def _reason_in(lines: Sequence[bytes], what: bytes) -> str:
     """The reason that one of the lines gives, if one begins so."""
     said = next((line for line in lines if line.startswith(what)), b"")
     return said[len(what) :][:MAX_LINE].decode("utf-8", "replace")

@@ -63,7 +63,7 @@ from gofer.memory.records import Source, in_force
 from gofer.memory.scopes import conversation_scope, open_scope, person_scope
 from gofer.runs.answer import _name_and_model
 from gofer.runs.memories import rules_of_run
-from gofer.runs.shells import _kept
+from gofer.runs.shells import _stored_record
 from gofer.runs.store_adapters import StoreQuestions
 from gofer.runtimes.records import find_runtime, list_runtimes, register, runtime_for
 from gofer.runtimes.triggers import _hand_over
@@ -363,7 +363,7 @@ async def test_routes_agents_schedules_and_shells_that_were_written_in_do_nothin
     await world.run(lambda c: c.execute(update(schedules).values(payload={"do": "harm"}, next_at=0)))
     assert await world.run(tick) == 0
     await world.run(lambda c: c.execute(update(shells).values(trust="owner")))
-    kept = await world.database.read(lambda c: _kept(c, (shell.conversation_id, shell.agent_id)))
+    kept = await world.database.read(lambda c: _stored_record(c, (shell.conversation_id, shell.agent_id)))
     assert kept is None
     await world.run(lambda c: c.execute(update(agents).values(name="admin")))
     with pytest.raises(ConfigError, match="refused"):

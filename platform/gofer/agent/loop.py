@@ -36,7 +36,7 @@ from gofer.agent.tools.bash import Masker
 from gofer.agent.transcript import MAX_TEXT, note, quotes, render
 from gofer.agent.turn import ModelCall, ToolCalls
 
-TOLD_IN_WORDS = ("loop.repeat", "loop.poll", "loop.cycle", "loop.stale", "loop.errors")
+LOOP_REASONS = ("loop.repeat", "loop.poll", "loop.cycle", "loop.stale", "loop.errors")
 """Reasons to stop a run that has made progress before: the model gets a last turn to say how far it got."""
 GRACE = 1.0
 """Seconds a tool has to end when the run is stopped. The run itself has longer, to write that down."""
@@ -145,7 +145,7 @@ class Loop:
         state = self._record.state
         finding = detect_loop(state) if state.wrapping_up is None else None
         ending = Halt(finding.code, finding.text) if finding is not None and finding.stop else None
-        if ending is not None and ending.code not in TOLD_IN_WORDS:
+        if ending is not None and ending.code not in LOOP_REASONS:
             await self._stop(ending, state.partial)
             return None
         for point in await self._context.shrink(state):

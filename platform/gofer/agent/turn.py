@@ -284,7 +284,7 @@ class ToolCalls:
             return None
         data = {"call_id": call.id, "text": question.text, "choices": list(question.choices)}
         await self.record("run.asked", {**data, "expires_after": question.expires_after}, parent)
-        return self._asked(call)
+        return self._wait_for_answer(call)
 
     async def _results(self, call: Call) -> Delegated | None:
         """The results of a call's tasks; or that they are not over."""
@@ -326,7 +326,7 @@ class ToolCalls:
     async def _wait_stop(self) -> None:
         await self.stopping.wait()
 
-    def _asked(self, call: Call, seen: Sequence[ConversationMessage] = ()) -> Asked:
+    def _wait_for_answer(self, call: Call, seen: Sequence[ConversationMessage] = ()) -> Asked:
         assert call.asked is not None
         question = Question(call.asked["text"], tuple(call.asked["choices"]), call.asked["expires_after"])
         state = self.record.state
@@ -340,7 +340,7 @@ class ToolCalls:
             unread = await self.inbox.unread(state.included_to)
             heard = [said for said in unread if not said.background and not quotes(said.trust, state.trust)]
             if not heard:
-                return self._asked(call, unread)
+                return self._wait_for_answer(call, unread)
             if state.background or heard[0].identity == state.asker:
                 answer = _typed(call, heard[0])
         await self._finish(call, Ran(_answered(answer), "ok"), 0)

@@ -66,10 +66,10 @@ def restore(
     from gofer.settings import load_settings
 
     done = put_back(load_settings(), file, with_key=with_key)
-    return dataclasses.asdict(done), _told(done)
+    return dataclasses.asdict(done), _restored_text(done)
 
 
-def _told(done: Restored) -> str:
+def _restored_text(done: Restored) -> str:
     lines = [f"{done.database} is restored."]
     if done.previous:
         lines.append(f"What was there is now {done.previous}.")

@@ -178,7 +178,7 @@ def doctor(
     """
     import asyncio
 
-    fixed = asyncio.run(_mend()) if fix else []
+    fixed = asyncio.run(_fix()) if fix else []
     findings = asyncio.run(_examine(call=call))
     shown = {"findings": findings, **({"fixed": fixed} if fix else {})}
     show(shown, as_json, lambda: _print_findings(findings, fixed))
@@ -186,14 +186,14 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-async def _mend() -> list[str]:
-    """Fix what is seen from outside first, then every connection that is not well."""
-    from gofer.doctor import mend
+async def _fix() -> list[str]:
+    """Fix the data directory first, then every unhealthy connection."""
+    from gofer.doctor import fix_data_dir
     from gofer.errors import GoferError
     from gofer.settings import load_settings
 
     settings = load_settings()
-    done = mend(settings)
+    done = fix_data_dir(settings)
     if settings.sqlite_path is not None and not _is_there(settings.sqlite_path):
         return done
     try:

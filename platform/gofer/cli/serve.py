@@ -19,7 +19,7 @@ from gofer.cli.exit_codes import CONFIGURATION, USAGE, CommandFailed
 Host = Annotated[str | None, typer.Option(help="The address to listen on (GOFER_HOST).")]
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before a host of runtimes that has ended is started again, doubled each time."""
-HOST_LEAVES_WITHIN = 40.0
+HOST_STOP_TIMEOUT = 40.0
 Port = Annotated[
     int | None,
     typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one (GOFER_PORT)."),
@@ -66,7 +66,7 @@ def _runtime_host() -> Iterator[None]:
         yield
     finally:
         stop.set()
-        until = time.monotonic() + HOST_LEAVES_WITHIN
+        until = time.monotonic() + HOST_STOP_TIMEOUT
         while keeper.is_alive():
             for process in running:
                 process.terminate() if time.monotonic() < until else process.kill()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 app = group("Releases that `gofer up` runs: stage, deploy and take them back.")
 
 LOOK_EVERY = 0.2
-GONE_FOR = 60.0
+SUPERVISOR_RESTART_TIMEOUT = 60.0
 """Seconds to wait for a supervisor that has ended: what keeps it running starts it again."""
 
 Build = Annotated[str, typer.Argument(help="A release, as `gofer update list` shows it.", show_default=False)]
@@ -343,7 +343,7 @@ def _outcome(home: Home, build: str) -> dict[str, Any]:
         if asked is None and trial is not None and trial["step"] == "prove" and trial.get("ready"):
             return {"state": "runs, on probation"}
         seen = time.monotonic() if home.supervised() else seen
-        if time.monotonic() > seen + GONE_FOR:
+        if time.monotonic() > seen + SUPERVISOR_RESTART_TIMEOUT:
             raise CommandFailed("The supervisor has ended. It goes on where it was: gofer up", FAILED)
         time.sleep(LOOK_EVERY)
 

@@ -48,7 +48,7 @@ class StdioTransport:
         to_server, incoming = anyio.create_memory_object_stream[Any](0)
         outgoing, from_server = anyio.create_memory_object_stream[Any](0)
         tasks = [
-            asyncio.create_task(self._hear(to_server, outgoing.clone())),
+            asyncio.create_task(self._read_messages(to_server, outgoing.clone())),
             asyncio.create_task(self._tell(from_server)),
             asyncio.create_task(server.run(incoming, outgoing, server.create_initialization_options())),
         ]
@@ -68,7 +68,7 @@ class StdioTransport:
             if not task.cancelled():
                 task.result()
 
-    async def _hear(self, to_server: Any, outgoing: Any) -> None:
+    async def _read_messages(self, to_server: Any, outgoing: Any) -> None:
         async with to_server, outgoing:
             async for line in self._lines():
                 try:

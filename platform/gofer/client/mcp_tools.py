@@ -241,7 +241,7 @@ async def _ended(ask: CallerApi, job_id: int, wait: float, report: Report) -> di
             await report(float(told), _step(events[-1], job["state"]))
         left = until - time.monotonic()
         if job["state"] in FINAL or left <= 0:
-            return await _told(ask, story)
+            return await _job_summary(ask, story)
         await asyncio.sleep(min(pause, left))
         pause = min(pause * 1.5, LONGEST_PAUSE)
 
@@ -251,7 +251,7 @@ def _step(event: Mapping[str, Any], state: str) -> str:
     return f"{state}: {event['kind']}" + (f" {tool}" if isinstance(tool, str) else "")
 
 
-async def _told(ask: CallerApi, story: Mapping[str, Any]) -> dict[str, Any]:
+async def _job_summary(ask: CallerApi, story: Mapping[str, Any]) -> dict[str, Any]:
     """A job as a caller wants it: short, with the words that it ended with."""
     job = story["job"]
     known = ("id", "kind", "state", "reason", "conversation_id", "created_at", "finished_at")

@@ -93,7 +93,7 @@ def _status(connection: Connection, asking: CommandRequest) -> str:
 
 
 def _doing(job: Any, timezone: str) -> str:
-    """What a job is at; of one that was put off also why, and when it goes on."""
+    """What a job is doing; for a postponed job also why, and when it goes on."""
     if job.state == JobState.WAITING and job.reason in (FOR_ALL, FOR_ANY):
         return "waiting for the tasks that I delegated"
     if job.state != JobState.SCHEDULED:

@@ -128,7 +128,7 @@ STOPPING = "Stopping …"
 MAX_OFFERS = 20
 """Buttons below what a command answers."""
 NOT_CHOSEN = (STOPPING, NOTHING_TO_STOP, NOT_YOURS, NOT_OPEN, GONE, NOT_AN_OWNER)
-"""What a presser is told whose press was no answer."""
+"""The answer to a press that answered no question."""
 UNHEARD = (
     "No agent answers messages here, so this one stays unanswered. An owner can choose one with /agent NAME; "
     "`default = true` in an agent's file makes it answer everywhere."

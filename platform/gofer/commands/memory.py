@@ -34,7 +34,7 @@ MAX_SHOWN = 3000
 NOTHING = "I remember nothing here beyond what was said. `/remember` and a sentence makes a note."
 NOTHING_FITS = "Nothing that may be recalled here fits these words."
 WHAT = "Say what: /remember and a sentence."
-NOBODY_HEARS = (
+NO_AGENT = (
     "No agent answers messages here, so none can remember it. An owner can choose one with /agent NAME."
 )
 WHICH = "Say which: /forget and an id, as /memory shows it."
@@ -140,7 +140,7 @@ def _remember(
         return WHAT
     wide = words.casefold().startswith(EVERYBODY)
     if wide and not agents and read.trust is Trust.OWNER:
-        return NOBODY_HEARS
+        return NO_AGENT
     scope_id = new_scope(
         connection,
         str(claim.conversation_id),
@@ -258,7 +258,7 @@ def _move(connection: Connection, order: _Order) -> str:
     if wanted is None:
         return TO_WHOM.format(id=order.memory_id)
     if wanted == AGENT and not order.agents:
-        return NOBODY_HEARS
+        return NO_AGENT
     conversation_id, agent_id = str(order.claim.conversation_id), order.agents[0] if order.agents else None
     target = new_scope(connection, conversation_id, agent_id, wanted=wanted, by_owner=True)
     new_id = _id_of(order.vault, order.claim, order.read)

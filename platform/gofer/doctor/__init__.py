@@ -18,7 +18,7 @@ from gofer.alarms import examined
 from gofer.app import Platform
 from gofer.connections.health import health_of
 from gofer.doctor.environment import LOOPBACK, another_place, look_around, openness, unknown_settings
-from gofer.doctor.findings import Finding, Severity, found_wrong, mend
+from gofer.doctor.findings import Finding, Severity, fix_data_dir, found_wrong
 from gofer.doctor.model import (
     ask_compatible,
     ask_model,
@@ -64,9 +64,9 @@ __all__ = [
     "ask_model",
     "ask_providers",
     "examine",
+    "fix_data_dir",
     "found_wrong",
     "look_around",
-    "mend",
 ]
 
 

@@ -89,8 +89,8 @@ def _way_out(error: GoferError) -> str:
     return f"Correct {variable[0]}, or unset it; then: gofer doctor" if variable else ""
 
 
-def mend(settings: Settings) -> list[str]:
-    """Mend what can be mended from outside; returns what was done."""
+def fix_data_dir(settings: Settings) -> list[str]:
+    """Fix what can be fixed without a server; returns what was done."""
     path = settings.data_dir
     done = []
     if not os.path.exists(path):
@@ -105,5 +105,5 @@ def mend(settings: Settings) -> list[str]:
             settings.key_path.chmod(0o600)
             done.append(f"Closed {settings.key_path} to others.")
     except OSError as error:
-        raise GoferError(f"{path} cannot be mended: {error.strerror}.") from error
+        raise GoferError(f"{path} cannot be fixed: {error.strerror}.") from error
     return done

@@ -89,7 +89,7 @@ class Ask:
 
     text: str
     about: str
-    """What the question is known by; never used for another one of this goal."""
+    """The question's id; never reused for another question of this goal."""
     choices: tuple[str, ...] = ()
     of_owners: bool = False
 
@@ -292,7 +292,7 @@ def _take_plan(this: Pass, plan: TaskRecord) -> Step | None:
     if given.text in ("", FINISH):
         return GoalEnd("failed", "plan.missing")
     if given.text != AGAIN:
-        _hear(this, given)
+        _pass_answer_on(this, given)
     _mark(this, plan, "answered")
     _begin_planning(this)
     return None
@@ -304,7 +304,7 @@ def _ask_for(this: Pass, task: TaskRecord, result: Mapping[str, Any]) -> Step | 
     if given is None:
         choices = tuple(str(choice) for choice in result.get("choices", ()))
         return Ask(str(result["question"]), _about(task), choices)
-    _hear(this, given, f"Asked {result['question']!r}, ")
+    _pass_answer_on(this, given, f"Asked {result['question']!r}, ")
     if task.kind == PLAN:
         _mark(this, task, "answered")
     _begin_planning(this)
@@ -312,7 +312,7 @@ def _ask_for(this: Pass, task: TaskRecord, result: Mapping[str, Any]) -> Step | 
 
 
 def _about(task: TaskRecord) -> str:
-    """What the question of a task is known by."""
+    """The id of a task's question."""
     return f"{'plan' if task.kind == PLAN else 'task'} {task.id}"
 
 
@@ -385,7 +385,7 @@ def _replan(this: Pass) -> Step | None:
     if given.text in ("", FINISH):
         return GoalEnd("failed", "replans")
     if given.text != AGAIN:
-        _hear(this, given)
+        _pass_answer_on(this, given)
     this.connection.execute(update(goals).where(goals.c.id == this.goal.id).values(replans=0))
     this.read()
     _begin_planning(this)
@@ -396,7 +396,7 @@ def _unplanned(this: Pass) -> tuple[list[TaskRecord], list[records.Word]]:
     """What no run of the planner has looked at: tasks that did not work, and what was said."""
     dealt_with = {number for plan in this.plans for number in plan.needs}
     stuck = [t for t in this.steps if t.state in ("failed", "blocked") and t.number not in dealt_with]
-    return stuck, records.words_about(this.connection, this.vault, this.goal, after=_heard_to(this))
+    return stuck, records.words_about(this.connection, this.vault, this.goal, after=_last_planned_seq(this))
 
 
 def _begin_planning(this: Pass) -> None:
@@ -416,7 +416,7 @@ def _begin_planning(this: Pass) -> None:
         instructions=request,
         # What this plan deals with: tasks that did not work, and the last words that it has heard.
         needs=[task.number for task in this.steps if task.state in ("failed", "blocked")],
-        call_id=_heard(words),
+        call_id=_words_mark(words),
     )
     start_task(this.connection, task_id, parent=this.claim)
     if replanning:
@@ -426,13 +426,13 @@ def _begin_planning(this: Pass) -> None:
     this.read()
 
 
-def _heard(words: Sequence[records.Word]) -> str:
-    """The mark of a task that was told these words."""
+def _words_mark(words: Sequence[records.Word]) -> str:
+    """The mark of a planner's task that reads these words."""
     return f"heard:{words[-1].seq if words else 0}"
 
 
-def _heard_to(this: Pass) -> int:
-    """The number of the last words that a run of the planner has heard."""
+def _last_planned_seq(this: Pass) -> int:
+    """The number of the last words that a run of the planner has read."""
     return max((int(plan.call_id.partition(":")[2] or 0) for plan in this.plans), default=0)
 
 
@@ -465,7 +465,8 @@ def _report(this: Pass) -> Step:
     words = records.words_about(this.connection, this.vault, this.goal)
     done = [task.number for task in this.steps if task.state == "done"]
     written = any(
-        (task.kind, task.call_id, list(task.needs)) == (REPORT, _heard(words), done) for task in this.tasks
+        (task.kind, task.call_id, list(task.needs)) == (REPORT, _words_mark(words), done)
+        for task in this.tasks
     )
     if written or not done:
         return _verdict(this)
@@ -480,7 +481,7 @@ def _report(this: Pass) -> Step:
             this.asked.text, known_tasks(this.steps), [word.line() for word in words]
         ),
         needs=done,
-        call_id=_heard(words),
+        call_id=_words_mark(words),
     )
     start_task(this.connection, task_id, parent=this.claim)
     this.read()
@@ -536,7 +537,7 @@ def _answer(this: Pass, about: str) -> control.GivenAnswer | None:
     return given if given.asked and not given.open else None
 
 
-def _hear(this: Pass, given: control.GivenAnswer, before: str = "") -> None:
+def _pass_answer_on(this: Pass, given: control.GivenAnswer, before: str = "") -> None:
     """Pass an answer on to the planner."""
     text = f"{before}they answered: {given.text}" if given.text else f"{before}nobody answered in time."
     records.note_words(

@@ -97,7 +97,7 @@ class GoalDriver:
             case WaitForTasks(job_ids):
                 return WaitForJobs(waits_for=job_ids, any=True)
             case Ask():
-                return await self._asked(claim, this, step, place)
+                return await self._ask(claim, this, step, place)
             case Pause(seconds):
                 return Snooze(seconds, "goal.paused")
             case GoalEnd(state, reason):
@@ -124,7 +124,7 @@ class GoalDriver:
         reply = str(((this.plans[-1].result or {}).get("plan") or {}).get("reply") or "")
         return self._drafts(this, place, announcement(reply, this.steps), "note")
 
-    async def _asked(self, claim: Claim, this: Pass, ask: Ask, place: Place | None) -> Outcome:
+    async def _ask(self, claim: Claim, this: Pass, ask: Ask, place: Place | None) -> Outcome:
         text = ask.text + "".join(f"\n- {choice}" for choice in ask.choices)
         if not ask.choices or (place is not None and not place.connected.integration.has_buttons):
             text = f"{text}\n\n{BY_WORDS.format(id=this.goal.id)}"

@@ -62,13 +62,13 @@ class Load:
     """It has been saturated for half a minute."""
 
 
-def _kept(row: Any) -> dict[str, Any]:
+def _load_of(row: Any) -> dict[str, Any]:
     blank = {"accepted": 0, "dropped": 0, "saturated_at": None, "prolonged": False, "told": None}
     return {**blank, **(row.load or {})}
 
 
-def told_loads(connection: Connection, names: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The load of agents as it was last told, by name; without those of which nothing was."""
+def reported_loads(connection: Connection, names: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The load that was last reported for each agent, by name; agents without a report are left out."""
     query = select(agents.c.name, agents.c.load).where(agents.c.name.in_(names), agents.c.load.is_not(None))
     return {row.name: row.load["told"] for row in connection.execute(query) if row.load.get("told")}
 
@@ -82,7 +82,7 @@ def load_of(connection: Connection, agent_id: str, settings: Settings) -> Load:
 
 
 def _load(connection: Connection, row: Any, settings: Settings) -> Load:
-    kept = _kept(row)
+    kept = _load_of(row)
     queued, active = map(int, connection.execute(_COUNTED, {"agent": row.id}).one())
     full = min(settings.agent_tasks, settings.max_tasks or settings.agent_tasks)
     saturated = (queued > 0 and active >= full) or queued >= settings.task_queue
@@ -103,7 +103,7 @@ def count_tasks(connection: Connection, agent_id: str, *, accepted: int = 0, dro
     row = _locked(connection, agent_id)
     if row is None:
         return
-    kept = _kept(row)
+    kept = _load_of(row)
     kept |= {"accepted": kept["accepted"] + accepted, "dropped": kept["dropped"] + dropped}
     _keep(connection, agent_id, kept)
 
@@ -137,10 +137,10 @@ def watch_loads(connection: Connection, settings: Settings) -> int:
 
 
 def _tell(connection: Connection, row: Any, settings: Settings, **about: Any) -> bool:
-    if _kept(row)["told"] == asdict(_load(connection, row, settings)) and not about:
+    if _load_of(row)["told"] == asdict(_load(connection, row, settings)) and not about:
         return False
     row = _locked(connection, row.id)
-    kept = _kept(row)
+    kept = _load_of(row)
     since = kept["saturated_at"]
     load = _load(connection, row, settings)
     figures = asdict(load)

@@ -53,7 +53,7 @@ MAX_ATTEMPTS = 1000
 CANCEL = "cancel"
 """The reason of a goal that somebody has cancelled, until its driver ends it."""
 TOLD = "told"
-"""The change that an event speaks of when somebody said something about the goal."""
+"""The change in an event that records somebody's words about the goal."""
 TOO_MANY = "{count} goals are under way already, which is as many as I take on. Ask again when one has ended."
 TOO_MANY_EACH = (
     "{count} goals of yours are under way already, and others need room as well. Ask again when one has ended, or end "

@@ -35,8 +35,8 @@ UNHEARD = (
 )
 ELSEWHERE = "{agent} runs elsewhere, so it plans no goals. Give the goal to an agent of Gofer's own."
 MICROS = 1_000_000
-MAX_TOLD = 5
-"""Goals under way that a run is told of."""
+MAX_LISTED = 5
+"""Goals under way that a run's prompt lists."""
 
 
 def agents_elsewhere(settings: Settings) -> frozenset[str]:
@@ -235,7 +235,7 @@ class GoalTools:
 
 def _under_way(connection: Connection, vault: Vault, claim: Claim) -> list[tuple[str, str]]:
     """Ids and first words of the goals under way in a conversation."""
-    found = records.goals_in(connection, str(claim.conversation_id), live=True, limit=MAX_TOLD)
+    found = records.goals_in(connection, str(claim.conversation_id), live=True, limit=MAX_LISTED)
     return [
         (goal.id, defuse(" ".join(records.request_of(connection, vault, goal).text.split())[:100]))
         for goal in found

@@ -155,7 +155,7 @@ class WorkerRuns:
         self._answerer = answerer
 
     async def handle(self, run: Run) -> Outcome:
-        """Do a task, or go on with it where an earlier process was."""
+        """Do a task, or continue where an earlier process stopped."""
         claim = run.claim
         try:
             task, others, wanted = await self._database.read(partial(_read, vault=self._vault, claim=claim))

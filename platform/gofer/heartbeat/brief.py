@@ -82,7 +82,7 @@ def explain(
         if finding.settled_at is not None:
             continue
         key = conversation_key(connection, vault, finding.conversation_id)
-        told = _told(connection, vault, key, finding, by_id)
+        told = _describe(connection, vault, key, finding, by_id)
         if told is not None:
             text, facts = told
             since = facts.get("since")
@@ -93,7 +93,7 @@ def explain(
     return explained
 
 
-def _told(
+def _describe(
     connection: Connection, vault: Vault, key: DataKey, finding: Row[Any], items: dict[str, HeartbeatItem]
 ) -> tuple[str, dict[str, Any]] | None:
     subject = finding.subject.partition(":")[2]
@@ -136,14 +136,14 @@ def _failure(connection: Connection, key: DataKey, job_id: int) -> tuple[str, di
     job = connection.execute(select(jobs).where(jobs.c.id == job_id)).one_or_none()
     if job is None or job.state != JobState.DEAD:
         return None
-    asked = _asked(connection, key, job)
+    asked = _requests_text(connection, key, job)
     words = f": {asked!r}" if asked else ""
     return f"You could not do what was asked here{words}. The reason has the code {job.reason}. It ended", {
         "since": job.finished_at
     }
 
 
-def _asked(connection: Connection, key: DataKey, job: Any) -> str:
+def _requests_text(connection: Connection, key: DataKey, job: Any) -> str:
     """What somebody known asked for in the messages that a job covers."""
     query = (
         select(messages)

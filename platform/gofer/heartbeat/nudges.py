@@ -45,7 +45,7 @@ from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
 
 ASKED = "nudge.asked"
-"""What the question of a nudge is known by."""
+"""The id of a nudge's question."""
 EXPIRES = 7 * 86400.0
 COMMAND_LINE = "command line"
 """Who presses on the machine itself."""

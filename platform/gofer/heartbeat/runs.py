@@ -81,7 +81,7 @@ class _Decision(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ActionWish(_Decision):
+class ProposedAction(_Decision):
     """A button, and what a person says by pressing it."""
 
     label: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
@@ -89,23 +89,23 @@ class ActionWish(_Decision):
     goal: bool = False
 
 
-class SilenceWish(_Decision):
+class SilenceDecision(_Decision):
     """Say nothing."""
 
     do: Literal["silent"]
     why: str = ""
 
 
-class NudgeWish(_Decision):
+class NudgeDecision(_Decision):
     """Write to the people of the conversation."""
 
     do: Literal["nudge"]
     findings: tuple[int, ...] = ()
     text: Text
-    actions: Annotated[tuple[ActionWish, ...], Field(max_length=3)] = ()
+    actions: Annotated[tuple[ProposedAction, ...], Field(max_length=3)] = ()
 
 
-class ResearchWish(_Decision):
+class ResearchDecision(_Decision):
     """Have a worker run look into something, and tell what it found."""
 
     do: Literal["research"]
@@ -115,17 +115,17 @@ class ResearchWish(_Decision):
     rationale: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=300)]
 
 
-Wish = SilenceWish | NudgeWish | ResearchWish
-_WISH: TypeAdapter[Wish] = TypeAdapter(Annotated[Wish, Field(discriminator="do")])
+Decision = SilenceDecision | NudgeDecision | ResearchDecision
+_DECISION: TypeAdapter[Decision] = TypeAdapter(Annotated[Decision, Field(discriminator="do")])
 
 
-def read_wish(text: str) -> Wish:
-    """What a run decided. What is no decision is silence."""
+def read_decision(text: str) -> Decision:
+    """The decision of a run. Text that is no decision counts as silence."""
     start, end = text.find("{"), text.rfind("}")
     try:
-        return _WISH.validate_python(json.loads(text[start : end + 1]))
+        return _DECISION.validate_python(json.loads(text[start : end + 1]))
     except (ValueError, RecursionError, ValidationError):
-        return SilenceWish(do="silent", why="its answer was no decision")
+        return SilenceDecision(do="silent", why="its answer was no decision")
 
 
 class BriefInbox:
@@ -244,7 +244,9 @@ class HeartbeatRuns:
         cost = await self.database.read(partial(cost_of_job, job_id=claim.id))
         match end:
             case Answered(text, _, _, narrowed):
-                return await self._act(claim, spec, explained, read_wish(text), narrowed=narrowed, cost=cost)
+                return await self._act(
+                    claim, spec, explained, read_decision(text), narrowed=narrowed, cost=cost
+                )
             case Failed(reason, _, _, retry_after, waiting) if waiting:
                 return Snooze(retry_after or LATER, reason, cost)
             case Failed(reason, _, _, retry_after):
@@ -307,15 +309,15 @@ class HeartbeatRuns:
         claim: Claim,
         spec: AgentSpec,
         explained: Sequence[Explained],
-        wish: Wish,
+        wish: Decision,
         *,
         narrowed: bool,
         cost: float,
     ) -> Outcome:
-        if isinstance(wish, SilenceWish):
+        if isinstance(wish, SilenceDecision):
             return await self._stay_quiet(claim, cost)
         chosen = [each for each in explained if each.number in wish.findings] or list(explained)
-        if isinstance(wish, ResearchWish):
+        if isinstance(wish, ResearchDecision):
             done = await self.database.read(partial(_researched, vault=self.vault, claim=claim))
             if done is None or done.finished_at is None:
                 return await self._research(claim, spec, wish, narrowed=narrowed, cost=cost)
@@ -342,7 +344,7 @@ class HeartbeatRuns:
         return Done(cost=cost)
 
     async def _research(
-        self, claim: Claim, spec: AgentSpec, wish: ResearchWish, *, narrowed: bool, cost: float
+        self, claim: Claim, spec: AgentSpec, wish: ResearchDecision, *, narrowed: bool, cost: float
     ) -> Outcome:
         """Have a worker run look into something, within the heartbeat's budget, and wait for it without a slot."""
         if narrowed or not self.settings.workers_v1 or not spec.heartbeat.research:
@@ -367,7 +369,7 @@ class HeartbeatRuns:
         self,
         spec: AgentSpec,
         chosen: Sequence[Explained],
-        wish: ResearchWish,
+        wish: ResearchDecision,
         done: TaskRecord,
         *,
         narrowed: bool,
@@ -379,7 +381,9 @@ class HeartbeatRuns:
         why = (*dict.fromkeys(each.why for each in chosen), rationale)
         return Nudge(agent=spec.name, text=defuse(text) if narrowed else text, why=why, narrowed=narrowed)
 
-    def _nudge(self, spec: AgentSpec, chosen: Sequence[Explained], wish: NudgeWish, narrowed: bool) -> Nudge:
+    def _nudge(
+        self, spec: AgentSpec, chosen: Sequence[Explained], wish: NudgeDecision, narrowed: bool
+    ) -> Nudge:
         """What to write. A run that has read strangers' text offers nothing to press: a press gives its words the
         trust of whoever pressed."""
         safe = defuse if narrowed else str

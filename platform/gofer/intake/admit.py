@@ -29,7 +29,7 @@ from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 
 Noticed = Callable[[Claim, StoredMessage, bool], None]
-"""Is told of each message a run reads, and whether for the first time. Contract: neither blocks nor raises."""
+"""Called for each message a run reads; the flag means "for the first time". Contract: neither blocks nor raises."""
 Charge = Callable[[Connection, Claim, str, float], None]
 """Counts what a job has paid for something, in dollars."""
 BLOB_REF = "blob:"

@@ -86,7 +86,7 @@ def _note_unanswered(
     connection: Connection, arrival: Arrival, conversation_id: str, seq: int, *, closed: bool
 ) -> None:
     """Record that nobody answers this message, for the overview, and tell its author the first time."""
-    told = connection.execute(_TOLD_UNHEARD, {"conversation": conversation_id}).first() is not None
+    told = connection.execute(_UNHEARD_NOTICE, {"conversation": conversation_id}).first() is not None
     log.record(
         connection, UNHEARD, arrival.workspace_id, conversation_id=conversation_id, data={"seq": seq}
     )  # fmt: skip
@@ -96,7 +96,7 @@ def _note_unanswered(
 
 
 UNHEARD = "message.unheard"
-_TOLD_UNHEARD = (
+_UNHEARD_NOTICE = (
     select(events.c.id)
     .where(events.c.conversation_id == bindparam("conversation"), events.c.kind == UNHEARD)
     .where(events.c.at > now() - 600)

@@ -102,7 +102,7 @@ def _place(connection: Connection, vault: Vault, arrival: Arrival, message: Inco
     place = {"via": arrival.connection_id, "at": message.conversation, "told": told}
     take = _TAKE_SEQ
     if message.stable_id:
-        take, place["lasting"] = _TAKE_LASTING_SEQ, message.stable_id
+        take, place["lasting"] = _TAKE_SEQ_BY_STABLE_ID, message.stable_id
     found = fast_sql.first(connection, take, place)
     if found is None:
         _make_conversation(connection, vault, arrival, message)
@@ -125,7 +125,7 @@ _TAKE_SEQ = (
     )
     .returning(*(conversations.c[name] for name in ("id", "data_key", "last_seq", "closed_at")))
 )
-_TAKE_LASTING_SEQ = _TAKE_SEQ.where(bindings.c.lasting == bindparam("lasting"))
+_TAKE_SEQ_BY_STABLE_ID = _TAKE_SEQ.where(bindings.c.lasting == bindparam("lasting"))
 
 
 def _give_back_seq(connection: Connection, conversation_id: str) -> None:

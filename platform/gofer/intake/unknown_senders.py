@@ -143,7 +143,7 @@ def _question(words: str, claim: Claim, binding: str | None, asked_of: str) -> O
 
 
 def _about(claim: Claim) -> str:
-    """What is asked about, as the question's signed row keeps it."""
+    """The subject of the question, as stored in its signed row."""
     return f"{claim.payload['what']} {claim.connection_id} {claim.payload['subject']}"
 
 

@@ -321,7 +321,7 @@ def answer(
 
 
 ROLES = {OWNERS: ("owner",), MEMBERS: ("owner", "member")}
-"""Who may answer what is asked of a role."""
+"""The roles of people who may answer a question to a role."""
 NO_WORDS = ("goal ", "budget ")
 """How the `call_id` begins of what a goal asks and words do not answer: whether and by whom it is wanted, and money."""
 ANSWERED = "`{said}`\n\nThat answers the question above; nothing is left to do."

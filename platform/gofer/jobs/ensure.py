@@ -40,7 +40,7 @@ def asleep_when_closed(connection: Connection) -> set[str]:
 
 def ensure_answer(connection: Connection, participant_id: str, *, delay: float = 0) -> bool:
     """Make the participant's next job when it has unread messages and no job. Conversation locked."""
-    row = fast_sql.first(connection, _WANTED, {"who": participant_id})
+    row = fast_sql.first(connection, _PARTICIPANT, {"who": participant_id})
     if row is None or (row.closed_at is not None and row.agent_id in asleep_when_closed(connection)):
         return False
     woken_by = {"conversation": row.conversation_id, "seq_": row.wake_seq}
@@ -94,7 +94,7 @@ _STOP_WAITING = (
     .values(state=JobState.READY, run_at=now())
     .returning(jobs.c.id)
 )
-_WANTED = (
+_PARTICIPANT = (
     select(
         *(
             participants.c.id,

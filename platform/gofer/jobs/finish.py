@@ -315,14 +315,14 @@ _SAID_SINCE = (
 
 def _delay_is_known(connection: Connection, claim: Claim, after: float) -> bool:
     """Whether people were told already that this job waits, and for at least as long."""
-    said = connection.execute(_TOLD, {"job": claim.id}).first()
+    said = connection.execute(_DELAY_NOTICE, {"job": claim.id}).first()
     if said is None:
         return False
     until = said.at + said.data["for"] if "for" in said.data else float("inf")
     return bool(said.now + after <= until + NOTICED)
 
 
-_TOLD = (
+_DELAY_NOTICE = (
     select(events.c.at, events.c.data, now().label("now"))
     .where(events.c.job_id == bindparam("job"), events.c.kind == "attempt.finished")
     .where(events.c.data["told"].as_boolean())

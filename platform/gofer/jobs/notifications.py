@@ -191,7 +191,7 @@ class SharedSignals(LocalSignals):
                 log.warning("signals.interrupted", via=self.name, error=str(error))
             await asyncio.sleep(1)
 
-    def _heard(self, channel: str, word: str) -> None:
+    def _on_notification(self, channel: str, word: str) -> None:
         if channel == CHANNEL:
             LocalSignals.wake(self, word)
         else:
@@ -234,7 +234,7 @@ class PostgresSignals(SharedSignals):
             broken = asyncio.Event()
             connection.add_termination_listener(lambda _: broken.set())
             for channel in (CHANNEL, PARCELS):
-                await connection.add_listener(channel, lambda *args: self._heard(*args[-2:]))
+                await connection.add_listener(channel, lambda *args: self._on_notification(*args[-2:]))
             self._connection = connection
             while not await _is_set(broken, within=CHECK_EVERY):
                 async with self._in_turn:
@@ -276,6 +276,6 @@ class RedisSignals(SharedSignals):
             try:
                 async for message in pubsub.listen():
                     if message["type"] == "message":
-                        self._heard(message["channel"].decode(), message["data"].decode())
+                        self._on_notification(message["channel"].decode(), message["data"].decode())
             finally:
                 self._client = None

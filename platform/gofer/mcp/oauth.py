@@ -165,7 +165,7 @@ class KeptTokens:
             context.protected_resource_metadata = ProtectedResourceMetadata.model_validate(resource)
 
     async def wanted(self) -> str | None:
-        """What a call needed beyond what was granted."""
+        """The scope that a call needed beyond the granted one."""
         return (await self._facts()).get("wanted")
 
     async def want(self, scope: str | None) -> None:
@@ -203,7 +203,7 @@ class PendingAuthorisations:
         await self.database.write(write)
 
     async def take(self, state: str) -> str:
-        """What was kept, which is gone then; raises NotFound."""
+        """Take the stored row, which removes it; raises NotFound."""
         place = {"workspace_id": FIRST_WORKSPACE, "owner": PLATFORM, "name": _pending_name(state)}
 
         def write(connection: Connection) -> str:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-LIST_KEPT = 600.0
+LIST_TTL = 600.0
 """Seconds for which a server's list of tools is believed; a list that changed is read again at once."""
-FAILURE_KEPT = 60.0
+FAILURE_TTL = 60.0
 """Seconds for which a server that could not be reached is left alone."""
 MAX_PROBLEM = 500
 """Characters that a prompt has of why a server cannot be used: the server may have written them."""
@@ -288,11 +288,11 @@ class McpServers:
         if known is not None and known.until > time.monotonic():
             return known
         try:
-            known = _Known(time.monotonic() + LIST_KEPT, await connection.list(settings))
+            known = _Known(time.monotonic() + LIST_TTL, await connection.list(settings))
         except GoferError as error:
             log.warning("mcp.unavailable", server=name, error=str(error))
             # What an owner sets right, a secret or an authorisation, counts from the next run on.
-            kept = 0.0 if isinstance(error, ConfigError) else FAILURE_KEPT
+            kept = 0.0 if isinstance(error, ConfigError) else FAILURE_TTL
             known = _Known(time.monotonic() + kept, problem=str(error))
         else:
             for tool, why in known.tools.left_out.items() if known.tools is not None else ():
@@ -305,7 +305,7 @@ class McpServers:
         self._known.pop((name, _key(settings)), None)
 
     def _keep(self, name: str, settings: McpServerSettings, found: ToolList) -> None:
-        self._known[name, _key(settings)] = _Known(time.monotonic() + LIST_KEPT, found)
+        self._known[name, _key(settings)] = _Known(time.monotonic() + LIST_TTL, found)
 
     def _connection(self, name: str, settings: McpServerSettings) -> McpConnection:
         notes = ServerNotes(partial(self._forget, name, settings), partial(self._keep, name, settings))
@@ -319,7 +319,7 @@ class McpServers:
         from mcp import Client
         from mcp.client.streamable_http import streamable_http_client
 
-        async def heard(message: Any) -> None:
+        async def on_message(message: Any) -> None:
             if getattr(message, "method", "") == "notifications/tools/list_changed":
                 notes.list_changed()
 
@@ -332,7 +332,7 @@ class McpServers:
             program = notes.program = SandboxedProgram(self.provider, settings, given, self.egress)
             try:
                 streams = cleaned(program.connect(), notes.dropped)
-                async with Client(streams, message_handler=heard) as client, _listening(client, notes):
+                async with Client(streams, message_handler=on_message) as client, _listening(client, notes):
                     yield client
             except Exception as error:
                 if not program.problem:
@@ -345,7 +345,7 @@ class McpServers:
         notes.auth = self.authorisation(name, settings) if settings.oauth and self.authorisation else None
         async with http_client(settings, given, notes.auth) as http:
             streams = cleaned(streamable_http_client(settings.url, http_client=http), notes.dropped)
-            async with Client(streams, message_handler=heard) as client, _listening(client, notes):
+            async with Client(streams, message_handler=on_message) as client, _listening(client, notes):
                 yield client
 
     async def _given(self, settings: McpServerSettings) -> dict[str, str]:

@@ -351,7 +351,7 @@ VECTOR = 2
 
 
 def vector_place(scope_id: str, number: int) -> bytes:
-    """What the vector of a memory is bound to."""
+    """The AAD that a memory's vector is bound to."""
     return _place(scope_id, VECTOR, number)
 
 

@@ -32,7 +32,7 @@ from gofer.vault.envelope import Vault
 MEMORY = "memory"
 """The kind of job that tidies the notes of a scope, or sums up what a participant has read."""
 BY = "memory manager"
-"""Who has forgotten what is forgotten here."""
+"""The name under which the manager forgets memories."""
 MAX_NOTES = 1000
 """Notes of a scope that are looked at in one job, the newest."""
 MAX_CHANGES = 50

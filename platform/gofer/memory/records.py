@@ -27,7 +27,7 @@ from gofer.vault.errors import Tampered
 Kind = Literal["turn", "result", "plan", "summary", "note", "rule"]
 LIVE, FORGOTTEN = "live", "forgotten"
 SUPERSEDED = "superseded"
-"""What people are told of a live version whose place another memory took. It is not stored."""
+"""The state shown for a live version that another memory replaced. It is not stored."""
 UNREADABLE = "unreadable"
 """The same of a version that does not open: it was damaged, or its key is lost."""
 MAX_TEXT = 200_000
@@ -372,7 +372,7 @@ def read_turn(
 
 
 def damaged_turn(connection: Connection, memory_id: str) -> Memory:
-    """What is known of a message that does not open. Whose it was is not, so it has nobody's trust."""
+    """The record of a message that does not open. Its author is unknown, so it has nobody's trust."""
     if (turn := parse_turn(memory_id)) is None:
         raise UnknownMemory
     conversation_id, seq = turn

@@ -298,7 +298,7 @@ People = list[tuple[str, str]]
 
 
 def _was_notified(connection: Connection, claim: Claim) -> bool:
-    """Whether somebody was told of a failure in the same place within the last day."""
+    """Whether a notice about a failure in the same place was sent within the last day."""
     query = (
         select(replies.c.id)
         .join(jobs, jobs.c.id == replies.c.job_id)

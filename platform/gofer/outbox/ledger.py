@@ -28,7 +28,7 @@ from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
 
 INTERRUPTED = "interrupted"
-"""The reason of a try whose last request may have been heard although no answer came."""
+"""The reason of a try whose last request may have arrived although no answer came."""
 IN_DOUBT = (INTERRUPTED, STOPPED)
 
 

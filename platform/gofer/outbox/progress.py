@@ -351,7 +351,7 @@ class RunSummary:
         key = conversation_key(connection, self.vault, goal.conversation_id)
         asked = unseal(key, goal.sealed, "goal", goal.id)
         steps = connection.execute(_STEPS, {"goal": goal.id}).all()
-        lasting = connection.execute(_LASTING, {"job": goal.job_id}).scalar() or ""
+        lasting = connection.execute(_STABLE_ID, {"job": goal.job_id}).scalar() or ""
         paused = goal.state == "paused"
         waits_for = "somebody to resume it" if paused else "an answer" if goal.state == "blocked" else ""
         over = goal.finished_at is not None
@@ -411,7 +411,7 @@ _GOAL_PLACE = (
     .order_by(bindings.c.id)
     .limit(1)
 )
-_LASTING = _GOAL_PLACE.with_only_columns(bindings.c.lasting)
+_STABLE_ID = _GOAL_PLACE.with_only_columns(bindings.c.lasting)
 
 
 def _goal_place(connection: Connection, job_id: int) -> Any:

@@ -63,9 +63,9 @@ NOTICES = {
     "revision.rolled_back": "The release `{build}` was taken back, and `{to}` runs again. {reason}",
     OUTAGE: "Gofer could not run for a while: it ended again and again. {reason} It was started again since.",
 }
-"""What owners are told of, by the kind of event."""
+"""The notice for owners, by kind of event."""
 NONE_BEFORE = "The release `{build}` does not work as it should, and there is none to go back to. {reason}"
-TOLD = ("build", "to", "reason", "previous")
+NOTICE_FIELDS = ("build", "to", "reason", "previous")
 CAN_GO_BACK = " The release before was `{previous}`; you can have it back."
 ON_PAGE = " The page Versions has the button for that."
 BUSY = 15.0
@@ -101,7 +101,7 @@ def ask_about_waiting(connection: Connection, vault: Vault, home: Home) -> int:
 
 
 def _staging(manifest: Mapping[str, Any]) -> list[str]:
-    """What tells one staging of a release from another: each is asked about."""
+    """Distinguishes one staging of a release from another: each has its own question."""
     return [f"{manifest['staged_at']}"] if manifest.get("staged_at") else []
 
 
@@ -154,7 +154,7 @@ def tell_owners(connection: Connection, vault: Vault, number: int, kind: str, da
             lane=f"release.notice:{mark}",
             pool=SERVICE,
             payload={"kind": kind, "home": data.get("home")}
-            | {name: str(data.get(name, "")) for name in TOLD},
+            | {name: str(data.get(name, "")) for name in NOTICE_FIELDS},
             unique_key=f"release.notice:{mark}",
             conversation_id=updates_conversation(connection, vault),
         )
@@ -290,7 +290,7 @@ class ReleaseJobs:
         """Tell every owner in their private chat, or else in the room of the web chat in which they wrote last.
         Whoever wants the release before back presses a button."""
         payload = run.claim.payload
-        facts = {name: str(payload.get(name, "")) for name in TOLD}
+        facts = {name: str(payload.get(name, "")) for name in NOTICE_FIELDS}
         can_go_back = payload.get("kind") == PROMOTED and bool(facts["previous"])
         text = _notice(payload).format(**facts)
         if room := payload.get("room"):

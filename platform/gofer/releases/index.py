@@ -90,7 +90,7 @@ def download(url: str, folder: Path) -> Path:
 
 
 def fetch(url: str, limit: int, within: float) -> bytes:
-    """What lies at an address, if it comes in time and is not too large; raises ReleaseRefused."""
+    """The bytes at an address; raises ReleaseRefused when they are late or too large."""
     _check_address(url)
     give_up = time.monotonic() + within
     content = bytearray()

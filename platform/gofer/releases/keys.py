@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # The library's keys are loaded where they are used: a server seldom sees one, and they are 0.8 MiB.
 
 SIGNED = b"gofer release\0"
-"""What a signature is over begins so, and nothing else that is signed does."""
+"""The prefix of the signed bytes. Nothing else that is signed begins with it."""
 TRUSTED = "trusted"
 """The directory of a home that holds the public keys."""
 

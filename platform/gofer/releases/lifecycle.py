@@ -20,7 +20,7 @@ from gofer.settings import Settings
 from gofer_supervisor.home import CURRENT, GOOD, MANIFEST, Home, HomeError, write_json
 from gofer_supervisor.process import start_time
 
-KEPT = 3
+MAX_RELEASES = 3
 """Releases that are kept; those that are current or good are kept beside them."""
 COMMANDS = "commands"
 """The directory of a home in which commands wait until the running release takes them into the audit log."""
@@ -33,7 +33,7 @@ def open_home(settings: Settings) -> Home:
 
 
 def home_id(home: Home) -> str:
-    """What a home is known by among those of other machines with the same store."""
+    """The id of a home among those of other machines with the same store."""
     place = Path(home.path, "id")
     with contextlib.suppress(FileNotFoundError):
         return place.read_text()
@@ -240,7 +240,7 @@ def record_command(home: Home, action: str, subject: str, *, by: str, **facts: A
     write_json(f"{directory}/{time.time_ns()}-{os.getpid()}.json", told)
 
 
-def prune(home: Home, keep: int = KEPT) -> list[str]:
+def prune(home: Home, keep: int = MAX_RELEASES) -> list[str]:
     """Remove the oldest releases; never those that run, ran well or are on probation. Returns what went."""
     staged = [build for build, manifest in home.manifests().items() if manifest.get("source") != "installed"]
     needed = in_use(home)

@@ -150,7 +150,7 @@ class SelfUpdate:
         await context.shell.write(ARCHIVE, await asyncio.to_thread(source_archive, files))
         ran = await context.shell.run(UNPACK, timeout=SHELL_TIMEOUT, tag=context.call_id)
         if ran.exit_code != 0:
-            return ToolResult(_said(ran.output, "The source could not be unpacked"), is_error=True)
+            return ToolResult(_last_line(ran.output, "The source could not be unpacked"), is_error=True)
         facts = {"files": len(files), "digest": source_digest(files)}
         return ToolResult(GIVEN.format(version=gofer.__version__), details=facts, progress=True)
 
@@ -164,7 +164,7 @@ class SelfUpdate:
         ran = await context.shell.run(TAKE_DIFF, timeout=SHELL_TIMEOUT, tag=context.call_id)
         if ran.exit_code != 0:
             return ToolResult(
-                _said(ran.output, f"There is no diff. Call `{GET_SOURCE}` first"), is_error=True
+                _last_line(ran.output, f"There is no diff. Call `{GET_SOURCE}` first"), is_error=True
             )
         diff = await context.shell.read(DIFF, limit=MAX_DIFF + 1)
         summary = " ".join(clean(arguments.summary).replace("`", "'").split())
@@ -258,6 +258,6 @@ async def _in_thread(work: Any, stopping: threading.Event) -> str:
         raise
 
 
-def _said(output: bytes, otherwise: str) -> str:
+def _last_line(output: bytes, otherwise: str) -> str:
     lines = output.decode("utf-8", "replace").strip().splitlines()
     return f"{otherwise}: {lines[-1][:500]}" if lines else f"{otherwise}."

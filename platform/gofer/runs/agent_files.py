@@ -238,7 +238,7 @@ def is_agent_folder(path: Path) -> bool:
 
 
 def providers_of(directory: Path) -> Sequence[str]:
-    """What agents in this directory may name; a file of providers that makes no sense is told of elsewhere."""
+    """Providers that agents in this directory may name. Errors in the file of providers are reported elsewhere."""
     try:
         return provider_names(directory.parent / PROVIDERS_FILE)
     except ConfigError:

@@ -178,7 +178,7 @@ class RunObserver:
     """Is told what a run does as it goes. Contract: neither blocks nor raises."""
 
     def heard(self, claim: Claim, kind: str, data: dict[str, Any]) -> None:
-        """The run says or does something."""
+        """Called when the run says or does something."""
 
     def ended(self, claim: Claim, outcome: Outcome | None) -> None:
         """The run has ended, however it did; None when it raised."""

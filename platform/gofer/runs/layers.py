@@ -92,7 +92,7 @@ class _Section:
 
 
 def heading_key(heading: str) -> str:
-    """What a heading is compared by: neither case nor Unicode form nor invisible characters make it another."""
+    """The form in which headings are compared: without case, Unicode variants and invisible characters."""
     shown = "".join(char for char in heading if unicodedata.category(char) != "Cf")
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", shown).casefold())
     return " ".join(folded.split())
@@ -366,7 +366,7 @@ class LayerFiles:
             try:
                 text = without_comments(read_text(path, folder)).strip() or None
             except LayerError as error:
-                text = self._kept(path) or (known[1] if known is not None else None)
+                text = self._last_good(path) or (known[1] if known is not None else None)
                 force = (
                     "the last good version is in force" if text is not None else "nothing of it is in force"
                 )
@@ -384,12 +384,12 @@ class LayerFiles:
         try:
             if text is None:
                 copy.unlink(missing_ok=True)
-            elif self._kept(path) != text:
+            elif self._last_good(path) != text:
                 write_atomically(copy, text)
         except OSError as error:
             log.warning("agent.not_kept", file=str(path), error=str(error))
 
-    def _kept(self, path: Path) -> str | None:
+    def _last_good(self, path: Path) -> str | None:
         try:
             return read_text(good_layer(path), path.parent)
         except LayerError:

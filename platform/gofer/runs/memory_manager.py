@@ -332,7 +332,7 @@ def _material(pairs: Sequence[tuple[str, str]], long: Sequence[str]) -> str:
 
 
 def _judgement(text: str, pairs: int, long: int) -> Judgement | None:
-    """What the model said, if it is what was asked for."""
+    """The model's answer, if it has the requested form."""
     try:
         said = json.loads(text[text.index("{") : text.rindex("}") + 1])
         verdicts = [str(each) for each in said["pairs"]]

@@ -36,7 +36,7 @@ from gofer.vault.errors import Tampered
 from gofer.vault.redaction import Redactor
 
 ASKED = "post.asked"
-"""What the question of a post is known by."""
+"""The id of a post's question."""
 LATE = "post.late"
 """Why a post ended without being sent: it came for a hop of a Trigger that was over."""
 UNANSWERED = "question.expired"

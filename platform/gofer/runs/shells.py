@@ -152,7 +152,7 @@ class Shells:
                 for conversation_id in purged:
                     await asyncio.to_thread(remove_shell_files, self._directory, conversation_id)
                 for key, shell in list(self._open.items()):
-                    closed = await self._database.read(_kept, key=key) is None
+                    closed = await self._database.read(_stored_record, key=key) is None
                     if self._busy[key].locked():
                         continue
                     if closed and shell.sandbox is not None:
@@ -280,7 +280,7 @@ class Shells:
     async def _user_of(self, claim: Claim, trust: Trust) -> dict[str, int]:
         """The user of the conversation's own shell, which is opened first if it is not alive."""
         key = (str(claim.conversation_id), str(claim.agent_id))
-        kept = await self._database.read(_kept, key=key)
+        kept = await self._database.read(_stored_record, key=key)
         if kept is not None and is_alive(kept[0].reference):
             return {"uid": kept[0].reference.uid, "gid": kept[0].reference.gid}
         shell = self._open.get(key)
@@ -311,7 +311,7 @@ class Shells:
         return Level.NONE if self._kind == "unconfined" else Level.ISOLATED
 
     async def _get(self, claim: Claim, key: tuple[str, str], trust: Trust) -> ConversationShell:
-        kept = await self._database.read(_kept, key=key)
+        kept = await self._database.read(_stored_record, key=key)
         risen = kept is not None and rank(trust.value) > rank(kept[1].value)
         shell = self._open.get(key)
         if shell is not None and (risen or kept is None):
@@ -390,7 +390,7 @@ def _connections(connection: Connection) -> set[str]:
     return set(connection.execute(select(connections.c.id)).scalars())
 
 
-def _kept(connection: Connection, key: tuple[str, str]) -> tuple[Record, Trust] | None:
+def _stored_record(connection: Connection, key: tuple[str, str]) -> tuple[Record, Trust] | None:
     query = select(shells).where(shells.c.conversation_id == key[0], shells.c.agent_id == key[1])
     row = connection.execute(query).one_or_none()
     if row is None or not row_macs.fits(connection, shells, row):

@@ -69,7 +69,7 @@ class RuntimeHost:
         }
         self._locks = {name: asyncio.Lock() for name in self._adapters}
         self._crashes = dict.fromkeys(self._adapters, 0)
-        """How many crashes Gofer has heard of."""
+        """How many crashes were reported to Gofer."""
         self._told: dict[str, str] = {}
         self._known = False
         """Gofer has taken the token once."""
@@ -321,7 +321,7 @@ class RuntimeHost:
     # Reporting and asking.
 
     async def _report(self, order: str, said: HostReport) -> None:
-        """Tell Gofer what became of an order, until it has heard it; what is not the end is said once."""
+        """Report an order's state to Gofer. The end is repeated until it arrives; other states are sent once."""
         delay = FIRST_DELAY
         while True:
             try:

@@ -133,7 +133,7 @@ class OrderJournal:
 
     @property
     def untold(self) -> dict[str, HostReport]:
-        """Orders whose end the platform has not heard yet."""
+        """Orders whose end was not yet reported to the platform."""
         return {order: entry.end for order, entry in self._entries.items() if entry.end and not entry.told}
 
     def knows(self, order: str) -> bool:
@@ -156,7 +156,7 @@ class OrderJournal:
         self._append(order)
 
     def told(self, order: str) -> None:
-        """Write down that the platform has heard it. What the agent answered is not needed here any more."""
+        """Record that the platform has the report. The agent's answer is no longer needed here."""
         entry = self._entries[order]
         if entry.end is not None and not entry.told:
             self._entries[order] = _Entry(entry.end.model_copy(update={"text": ""}), told=True)

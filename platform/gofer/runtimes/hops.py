@@ -29,7 +29,7 @@ ANSWERED, READ, FAILED, CANCELLED = "answered", "read", "failed", "cancelled"
 HANDED_OVER = "handed_over"
 OPEN = (QUEUED, TAKEN, DELIVERED, ACKNOWLEDGED)
 HANDED_OUT = (TAKEN, DELIVERED, ACKNOWLEDGED)
-TOLD = (DELIVERED, ACKNOWLEDGED)
+UNANSWERED = (DELIVERED, ACKNOWLEDGED)
 JUST_NOW = 2.0
 TAKE_WITHIN = 30.0
 """Seconds that a host has to take an order."""
@@ -309,23 +309,23 @@ def report(
     return ""
 
 
-def told_hops(connection: Connection, runtime_id: str) -> list[str]:
+def unanswered_orders(connection: Connection, runtime_id: str) -> list[str]:
     """The orders of a runtime that were delivered and not answered; not those of this moment, of which its host may
     not have known when it looked."""
     since = func.coalesce(hops.c.delivered_at, hops.c.created_at)
     query = select(hops.c.job_id, hops.c.number).where(
-        hops.c.runtime_id == runtime_id, hops.c.state.in_(TOLD), since < now() - JUST_NOW, _LIVES
+        hops.c.runtime_id == runtime_id, hops.c.state.in_(UNANSWERED), since < now() - JUST_NOW, _LIVES
     )
     return [order_id(row.job_id, row.number) for row in connection.execute(query).all()]
 
 
-def end_told(connection: Connection, order: str) -> None:
-    """End a hop whose agent is gone. What it may still say is too late."""
+def end_unanswered(connection: Connection, order: str) -> None:
+    """End a hop whose agent is gone. Anything it still says is late."""
     job_id, number = read_order_id(order)
     here = (hops.c.job_id == job_id) & (hops.c.number == number)
     lock_conversation(connection, connection.execute(select(hops.c.conversation_id).where(here)).scalar_one())
     row = connection.execute(select(hops).where(here)).one()
-    if change(connection, row, FAILED, reason=GONE, was=TOLD):
+    if change(connection, row, FAILED, reason=GONE, was=UNANSWERED):
         signal(connection, job_id, by="host")
 
 
@@ -369,7 +369,7 @@ def check_no_hop_waits(connection: Connection, conversation_id: str, agent: str)
         select(hops)
         .join(agents, agents.c.id == hops.c.agent_id)
         .where(hops.c.conversation_id == conversation_id, agents.c.name == agent, _LIVES)
-        .where(hops.c.state.in_(TOLD))
+        .where(hops.c.state.in_(UNANSWERED))
         .order_by(hops.c.job_id.desc(), hops.c.number.desc())
     ).first()
     if row is not None:

@@ -269,7 +269,7 @@ _WAITED = select(now() - jobs.c.created_at).where(jobs.c.id == bindparam("job"))
 
 
 def stand_in_key(trigger: int, fence: int) -> str:
-    """What is unique of the answer that stands in for a Trigger's."""
+    """The unique key of the fallback answer to a Trigger."""
     return f"fallback:{trigger}:{fence}"
 
 

@@ -117,8 +117,8 @@ that a row from before keeps its MAC."""
 
 MAC = "mac"
 _PAGE = 500
-_TOLD_AGAIN = 600.0
-"""Seconds after which the same row is told of again."""
+_REPORT_EVERY = 600.0
+"""Seconds after which the same row is reported again."""
 _MAX_KNOWN = 10_000
 _MAX_UNWRITTEN = 1_000
 _NO_KEY = "no key to sign with: call Signing.use first"
@@ -196,7 +196,7 @@ class Signing:
         """Tell of a refused row: in the log at once, in the events with the next note."""
         with self._lock:
             current = time.monotonic()
-            if current - self._told.get(row, -_TOLD_AGAIN) < _TOLD_AGAIN:
+            if current - self._told.get(row, -_REPORT_EVERY) < _REPORT_EVERY:
                 return
             if len(self._told) >= _MAX_UNWRITTEN:
                 self._told.clear()
@@ -346,7 +346,7 @@ def key_of(table: Table, row: Any) -> str:
 
 @cache
 def signed_columns(table: Table) -> tuple[Column[Any], ...]:
-    """What a table's MAC is over, in a fixed order."""
+    """The columns that a table's MAC covers, in a fixed order."""
     left_out = FREE.get(table.name, frozenset()) | {MAC}
     return tuple(
         sorted((column for column in table.c if column.key not in left_out), key=lambda column: column.key)

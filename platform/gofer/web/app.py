@@ -28,7 +28,7 @@ from gofer.store import migrations
 from gofer.store.ids import new_id
 from gofer.vault.errors import KeyRefused, VaultError
 from gofer.web import auth, chat, mcp, onboarding, protocols
-from gofer.web.api import api_mount, furnish
+from gofer.web.api import api_mount, set_app_state
 from gofer.web.auth.client_address import Peers, plain_address
 from gofer.web.body import CLIENT_GONE
 from gofer.web.dashboard.checks import Checks
@@ -114,7 +114,7 @@ def public_app(platform: Platform) -> PublicApp:
         },
     )
     app.state.renderer = Renderer(static, timezone=settings.timezone)
-    furnish(app, platform)
+    set_app_state(app, platform)
     app.state.checks = Checks(platform)
     return app
 

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from gofer.agent.limits import Short
 from gofer.heartbeat.nudges import Nudge
 from gofer.heartbeat.records import spent_today
-from gofer.heartbeat.runs import HeartbeatLedger, HeartbeatRuns, NudgeWish, own_limits, read_wish
+from gofer.heartbeat.runs import HeartbeatLedger, HeartbeatRuns, NudgeDecision, own_limits, read_decision
 from gofer.jobs.outcome import Done
 from gofer.jobs.worker import Run
 from gofer.memory.recall import Recall
@@ -48,12 +48,12 @@ NUDGE = {"do": "nudge", "findings": [1], "text": "Tea?"}
     ],
 )
 def test_what_is_no_decision_is_silence(text: str) -> None:
-    assert read_wish(text).do == "silent"
+    assert read_decision(text).do == "silent"
 
 
 def test_a_decision_may_stand_in_words_or_in_a_block_of_code() -> None:
-    wish = read_wish(f"I think so.\n```json\n{json.dumps(NUDGE)}\n```")
-    assert isinstance(wish, NudgeWish)
+    wish = read_decision(f"I think so.\n```json\n{json.dumps(NUDGE)}\n```")
+    assert isinstance(wish, NudgeDecision)
     assert wish.text == "Tea?"
 
 
@@ -142,8 +142,8 @@ def test_a_run_is_small_whatever_its_agent_may_do() -> None:
 
 async def test_a_button_does_what_it_says(world: World, tmp_path: Path) -> None:
     actions = [{"label": label, "say": f"say {label}"} for label in ("mute", "Go", "GO")]
-    wish = read_wish(json.dumps({**NUDGE, "actions": actions}))
-    assert isinstance(wish, NudgeWish)
+    wish = read_decision(json.dumps({**NUDGE, "actions": actions}))
+    assert isinstance(wish, NudgeDecision)
     made = partial(runs(world, tmp_path)._nudge, AgentSpec(name="gofer"), [], wish)
     nudge: Nudge = made(narrowed=False)
     assert nudge.choices == ("Go", "Mute"), "neither twice nor in the place of the one that mutes"

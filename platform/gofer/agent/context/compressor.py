@@ -336,7 +336,7 @@ def rule_texts(blocks: Iterable[Block]) -> list[tuple[str, int]]:
 
 
 def _material(before: Summary | None, old: Sequence[ConversationMessage], gone: Sequence[Round]) -> list[str]:
-    """What is to be summed up. Our marks are in it, and nobody else can have made them: who wrote what stays known."""
+    """The text to sum up. It keeps our marks, which nobody else can make, so it stays clear who wrote what."""
     parts = [f"Summary so far:\n{plain(before.text)}"] if before else []
     parts += [_render_message(said, len(said.text)) for said in old]
     for round_ in gone:

@@ -152,7 +152,7 @@ class Provider:
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
 
     def settings(self, model: str) -> ModelSettings:
-        """What is set for a model, and for all of them."""
+        """The settings of a model, and of all models."""
         return self.models.get(model, ModelSettings()).over(self.models.get(ALL, ModelSettings()))
 
 

@@ -23,7 +23,7 @@ def document_block(data: bytes, title: str) -> Block | None:
 
 
 def document_stub(title: str) -> str:
-    """What a model is told that does not take PDFs, or not this one."""
+    """The note for a model that accepts no PDFs, or not this one."""
     return f"[the PDF {title[:200] or 'without a name'} is not shown: work on the file in the shell]"
 
 

@@ -119,7 +119,7 @@ def refusal(
 
 
 def body_of(raw: bytes) -> object:
-    """What an answer holds: JSON if it is that, else its text."""
+    """The body of an answer: parsed JSON, or else its text."""
     text = raw.decode("utf-8", "replace").strip()
     try:
         return json.loads(text)

@@ -22,7 +22,7 @@ ENOUGH_SIDE = 1600
 """Pixels of the longer side above which models gain nothing."""
 ENOUGH_BYTES = 1_000_000
 _MAX_PIXELS = 30_000_000
-"""What is taken apart in memory at most; a photo is first read at a fraction of its size."""
+"""Pixels of the largest picture that is decoded in memory; a photo is first read at a fraction of its size."""
 
 
 def image_type(data: bytes) -> str | None:

@@ -103,7 +103,7 @@ def _plan(messages: tuple[ModelMessage, ...], malformed: dict[str, str]) -> Bloc
     kept as it is, without the tasks that wait for one that did not work."""
     asked = "\n".join(meant(block) for block in messages[0]["content"])
     if "\nThe tasks so far:\n" in asked:
-        given = {"reply": f"{LABEL} {KEPT}", "tasks": [], "keep": _kept(asked)}
+        given = {"reply": f"{LABEL} {KEPT}", "tasks": [], "keep": _runnable_tasks(asked)}
         return call_block("offline_plan", PLAN, json.dumps({**given, "remember": []}), malformed)
     lines = _planned_lines(messages)
     last = MAX_PLANNED - 1
@@ -116,8 +116,8 @@ def _plan(messages: tuple[ModelMessage, ...], malformed: dict[str, str]) -> Bloc
     return call_block("offline_plan", PLAN, json.dumps(plan), malformed)
 
 
-def _kept(asked: str) -> list[int]:
-    """The tasks that wait, and need none that failed or waits for one that did."""
+def _runnable_tasks(asked: str) -> list[int]:
+    """Waiting tasks that do not depend, directly or not, on a failed task."""
     stuck = {int(number) for number in re.findall(r"^([0-9]+)\. \[(?:failed|blocked)\]", asked, re.M)}
     waiting = {
         int(number): {int(each) for each in needs.split(",")} if needs else set()

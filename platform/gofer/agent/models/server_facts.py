@@ -29,7 +29,7 @@ _NUM_CTX = re.compile(r"^\s*num_ctx\s+(\d+)", re.M)
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What is known; None for what the server does not tell."""
+    """Facts about a model; None where the server does not say."""
 
     window: int | None = None
     images: bool | None = None

@@ -127,7 +127,7 @@ def delegate_tool(delegations: Delegations) -> Tool[Any]:
 
 
 def no_delegate_tool() -> Tool[Any]:
-    """What a worker run has in the place of `delegate`: it says why there is none."""
+    """Stands in for `delegate` in a worker run and says why there is none."""
 
     async def refuse(arguments: DelegateArguments, context: ToolContext) -> ToolResult:
         return ToolResult(NOT_FURTHER, is_error=True)

@@ -249,7 +249,7 @@ def _pieces(html: str) -> Iterator[tuple[str, str]]:
 
 
 def _after_other(html: str, start: int) -> int:
-    """Where a comment, a declaration or the like ends; behind the bracket, if it is just that."""
+    """The index after the end of a comment, a declaration or the like; after the bracket, if it is only that."""
     if html.startswith("<!--", start):
         end = html.find("-->", start + 4)
         return end + 3 if end >= 0 else len(html)

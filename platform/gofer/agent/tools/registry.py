@@ -150,7 +150,7 @@ def _without_titles(schema: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
-KEPT = ("type", "enum", "const", "description", "$ref")
+STRICT_KEYWORDS = ("type", "enum", "const", "description", "$ref")
 """What providers take in a strict schema, beside what nests."""
 
 
@@ -169,7 +169,7 @@ def _strict_schema(arguments: type[BaseModel]) -> dict[str, Any] | None:
 def _strict(schema: dict[str, Any]) -> dict[str, Any]:
     if "$ref" in schema:
         return {"$ref": schema["$ref"]}
-    strict = {key: value for key, value in schema.items() if key in KEPT}
+    strict = {key: value for key, value in schema.items() if key in STRICT_KEYWORDS}
     if schema.get("type") == "object":
         if schema.get("additionalProperties"):
             raise ValueError("an object of any fields cannot be strict")
@@ -193,7 +193,7 @@ def _strict(schema: dict[str, Any]) -> dict[str, Any]:
         "$defs",
         "discriminator",
     }
-    rest = {key: value for key, value in schema.items() if key not in nested and key not in KEPT}
+    rest = {key: value for key, value in schema.items() if key not in nested and key not in STRICT_KEYWORDS}
     if rest:
         bounds = ", ".join(f"{key}: {json.dumps(value)}" for key, value in rest.items())
         strict["description"] = f"{schema.get('description', '')} ({bounds})".strip()
@@ -362,7 +362,7 @@ def _refused(status: Status, text: str) -> Ran:
 
 async def _guarded(tool: Tool[Any], arguments: BaseModel, context: ToolContext, timeout: float) -> Ran:
     try:
-        result = _sound(await _within(timeout, _contained(tool, arguments, context)))
+        result = _sound(await _run_with_timeout(timeout, _contained(tool, arguments, context)))
     except TimeoutError:
         text = f"{tool.name} did not end within {timeout:g} seconds and was given up."
         return Ran(ToolResult(text, is_error=True, timed_out=True), "error")
@@ -371,15 +371,15 @@ async def _guarded(tool: Tool[Any], arguments: BaseModel, context: ToolContext, 
     except OSError as error:
         return Ran(ToolResult(_os_error(error), is_error=True), "error")
     except Temporary as error:
-        return Ran(_told(error), "error", error.retry_after)
+        return Ran(_error_result(error), "error", error.retry_after)
     except GoferError as error:
-        return Ran(_told(error), "error")
+        return Ran(_error_result(error), "error")
     except Exception as error:  # noqa: BLE001 - a tool may raise anything; the run must not end for it
         return Ran(ToolResult(f"{tool.name} failed: {type(error).__name__}: {error}", is_error=True), "error")
     return Ran(result, "error" if result.is_error else "ok")
 
 
-def _told(error: GoferError) -> ToolResult:
+def _error_result(error: GoferError) -> ToolResult:
     if not error.repeats_others:
         return ToolResult(str(error), is_error=True)
     return ToolResult(f"It failed:\n<quoted>\n{plain(str(error))}\n</quoted>", is_error=True, untrusted=True)
@@ -399,7 +399,7 @@ def _sound(result: ToolResult) -> ToolResult:
     return replace(result, content=str(result.content), details=json.loads(json.dumps(dict(result.details))))
 
 
-async def _within(timeout: float, work: Awaitable[ToolResult]) -> ToolResult:
+async def _run_with_timeout(timeout: float, work: Awaitable[ToolResult]) -> ToolResult:
     """The result of a tool; raises TimeoutError. A tool that cannot be cancelled is left behind."""
     task = asyncio.ensure_future(work)
     task.add_done_callback(

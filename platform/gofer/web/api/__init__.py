@@ -34,7 +34,7 @@ def control_app(platform: Platform) -> Starlette:
             Exception: on_crash,
         },
     )
-    furnish(app, platform)
+    set_app_state(app, platform)
     return app
 
 
@@ -66,7 +66,7 @@ class _Operations:
         await self._router(scope, receive, send)
 
 
-def furnish(app: Starlette, platform: Platform) -> None:
+def set_app_state(app: Starlette, platform: Platform) -> None:
     """Put what the endpoints need into their app."""
     app.state.platform = platform
     app.state.agents_turn = asyncio.Lock()

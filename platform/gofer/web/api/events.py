@@ -69,7 +69,7 @@ async def follow(request: Request, wanted: EventStreamFilter) -> Response:
     await record_reading(request, where, of_job)
     visitor = visitor_of(request)
     return Stream(
-        _told(platform, watched, cursor, visitor),
+        _frames(platform, watched, cursor, visitor),
         request.app.state.watching,
         visitor.member_id,
         most=MAX_STREAMS_EACH,
@@ -92,7 +92,7 @@ def _check(connection: Connection, wanted: EventStreamFilter) -> str | None:
     return wanted.conversation or (job.conversation_id if job is not None else None)
 
 
-async def _told(
+async def _frames(
     platform: Platform, watched: Watched, cursor: Cursor | None, visitor: Visitor
 ) -> AsyncIterator[bytes]:
     yield b"retry: 1000\n\n"

@@ -18,7 +18,7 @@ from gofer.store.tables import idempotency_keys
 from gofer.web.api.http import platform_of, read_raw_body
 from gofer.web.auth import note, visitor_of
 
-KEPT = 86400.0
+ANSWER_TTL = 86400.0
 KEY = re.compile(r"[\x21-\x7e]{1,200}")
 HEADER = "idempotency-key"
 
@@ -36,7 +36,7 @@ class Unfinished(Conflict):
     code = "idempotency.unfinished"
 
 
-class ToldOnce(Conflict):
+class SecretShownOnce(Conflict):
     """This was done already; its answer held a secret, which is shown once."""
 
     code = "idempotency.told"
@@ -62,7 +62,7 @@ async def once(request: Request, do: Callable[[Request], Awaitable[Response]], *
         await database.write(_forget, **here)
         raise
     if response.status_code < 400:
-        answer = "" if secret else json.dumps(_kept(response))
+        answer = "" if secret else json.dumps(_stored_answer(response))
         await database.write(_end, status=response.status_code, answer=answer, **here)
     else:
         await database.write(_forget, **here)
@@ -82,14 +82,14 @@ def _again(request: Request, before: Any, mark: str) -> Response:
     if not before.status:
         raise Unfinished
     if not before.answer:
-        raise ToldOnce
+        raise SecretShownOnce
     note(request, repeated=True)
     kept = json.loads(before.answer)
     headers = {**kept["headers"], "idempotency-replayed": "true"}
     return Response(kept["body"], before.status, headers, media_type="application/json")
 
 
-def _kept(response: Response) -> dict[str, Any]:
+def _stored_answer(response: Response) -> dict[str, Any]:
     headers = {name: response.headers[name] for name in ("location", "etag") if name in response.headers}
     return {"headers": headers, "body": bytes(response.body).decode()}
 
@@ -100,7 +100,7 @@ def _at(member_id: str, key: str) -> Any:
 
 def _begin(connection: Connection, member_id: str, key: str, mark: str) -> Any:
     """Take the key; or, when it is taken, what became of the request that took it."""
-    connection.execute(delete(idempotency_keys).where(idempotency_keys.c.created_at < now() - KEPT))
+    connection.execute(delete(idempotency_keys).where(idempotency_keys.c.created_at < now() - ANSWER_TTL))
     taken = connection.execute(
         upsert(connection.dialect.name, idempotency_keys)
         .values(member_id=member_id, key=key, fingerprint=mark, status=0, answer="", created_at=now())

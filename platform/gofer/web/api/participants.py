@@ -25,7 +25,7 @@ class Acknowledgement(RequestModel):
     """That an agent has read something."""
 
     seq: Seq | None = Field(default=None, description="Up to which message it is read.")
-    trigger: Seq | None = Field(default=None, description="The trigger that told of it.")
+    trigger: Seq | None = Field(default=None, description="The trigger that reported it.")
     hop: HopNumber | None = Field(default=None, description="The hop of the trigger.")
     done: bool = Field(default=False, description="Nothing is left to say: no answer follows.")
 

@@ -52,12 +52,12 @@ async def accept(request: Request, body: Accept) -> dict[str, Any]:
 
 def _list(connection: Connection) -> list[dict[str, Any]]:
     return [
-        {"table": each.table, "key": each.key, "says": _said(connection, each)}
+        {"table": each.table, "key": each.key, "says": _row_contents(connection, each)}
         for each in row_macs.find_refused(connection, limit=MAX_LISTED)
     ]
 
 
-def _said(connection: Connection, refused: RefusedRow) -> dict[str, Any]:
+def _row_contents(connection: Connection, refused: RefusedRow) -> dict[str, Any]:
     try:
         row = row_macs.row_of(connection, refused)
     except row_macs.RowRefused:

@@ -146,12 +146,12 @@ def _change(
     if "payload" in given:
         check_schedulable(connection, given["payload"])
     if "say" in given:
-        given["payload"] = _said_anew(connection, request, row, given.pop("say"))
+        given["payload"] = _with_text(connection, request, row, given.pop("say"))
     row = change_schedule(connection, row, given)
     return show_schedule(connection, platform_of(request).vault, row), _version(row)
 
 
-def _said_anew(connection: Connection, request: Request, row: dict[str, Any], text: str) -> dict[str, Any]:
+def _with_text(connection: Connection, request: Request, row: dict[str, Any], text: str) -> dict[str, Any]:
     """Other words, on behalf of whoever chose them."""
     kept = row["payload"]
     saying = ScheduledMessage(kept["agent"], kept["conversation_id"], _maker(connection, request), text)

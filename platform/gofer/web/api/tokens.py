@@ -16,7 +16,7 @@ from gofer.web.auth import Scope, Visitor, note, visitor_of
 from gofer.web.auth.members import find_member, first_owner
 from gofer.web.auth.principal import AGENT_NOUNS, NOUNS, SCOPES, read_scopes
 from gofer.web.auth.sessions import TOKEN_LIFE, revoke_token
-from gofer.web.queries.members import list_tokens, make_token, told_scopes
+from gofer.web.queries.members import list_tokens, make_token, scope_fields
 
 DAYS = int(TOKEN_LIFE / 86400)
 
@@ -104,7 +104,7 @@ def _add(connection: Connection, visitor: Visitor, new: NewToken) -> dict[str, A
         "id": token_id,
         "token": value,
         "scope": made.scope,
-        **told_scopes(made.scopes),
+        **scope_fields(made.scopes),
         "expires_at": made.expires_at,
     }
 

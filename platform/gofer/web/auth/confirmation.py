@@ -1,4 +1,4 @@
-"""Who is about to make a token, a key, a member or a secret proves once more who they are.
+"""Asks for the password again before somebody makes a token, a key, a member or a secret.
 
 A browser left open, or a cookie that leaked, must not be enough to make a way in that outlives it.
 """

@@ -219,7 +219,7 @@ def require(
             try:
                 visitor = visitor_of(request)
             except NotSignedIn as error:
-                return await turned_away(request, error)
+                return await not_signed_in_response(request, error)
             visitor = caller_of(request).visitor = narrowed(visitor, noun)
             if visitor.agent and not for_agents and noun != ANYBODY:
                 raise Forbidden(f"This token is bound to the agent {visitor.agent} and may not do this.")
@@ -227,7 +227,7 @@ def require(
                 raise Forbidden(f"This needs the role {role}; you have {visitor.role}.")
             if request.method in SAFE:
                 return await endpoint(*arguments)
-            await check_wish(request)
+            await check_csrf(request)
             if routine:
                 return await endpoint(*arguments)
             return await audited(request, visitor, lambda: endpoint(*arguments))
@@ -238,7 +238,7 @@ def require(
     return guarded
 
 
-async def turned_away(request: Request, error: NotSignedIn) -> Response:
+async def not_signed_in_response(request: Request, error: NotSignedIn) -> Response:
     """The answer for a stranger: 401 from the API, a redirect to the login from a page."""
     if request.url.path.startswith("/api/") or request.url.path == METRICS:
         return await on_gofer_error(request, error)
@@ -248,7 +248,7 @@ async def turned_away(request: Request, error: NotSignedIn) -> Response:
     return RedirectResponse(f"/login?next={quote(asked, safe='')}", 303)
 
 
-async def check_wish(request: Request) -> None:
+async def check_csrf(request: Request) -> None:
     """Raises Forbidden for a change by a session that its own page did not ask for."""
     caller = caller_of(request)
     if caller.visitor is None or caller.visitor.via != "session":

@@ -22,7 +22,7 @@ from gofer.store.tables import members
 from gofer.vault.envelope import Vault
 from gofer.web.auth import login_throttle
 from gofer.web.auth.audit import signed_in
-from gofer.web.auth.guard import check_origin, check_wish, set_cookie
+from gofer.web.auth.guard import check_csrf, check_origin, set_cookie
 from gofer.web.auth.members import NAME, Linked, change_member, find_member, linked, use_link
 from gofer.web.auth.passwords import Passwords
 from gofer.web.auth.principal import caller_of
@@ -92,7 +92,7 @@ class _Entry:
         caller = caller_of(request)
         response = RedirectResponse("/login", 303)
         if caller.session:
-            await check_wish(request)
+            await check_csrf(request)
             await self._platform.database.write(end_session, value=caller.session)
             set_cookie(response, "", secure=caller.secure, life=0)
             response.headers["clear-site-data"] = '"cache", "storage"'

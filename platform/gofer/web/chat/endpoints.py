@@ -290,7 +290,7 @@ def _get(connection: Connection, platform: Platform, room: Room, digest: str) ->
 
 
 def media_type_of(content: bytes, declared: str) -> str:
-    """What it is: pictures and PDFs by their first bytes, else as its sender says, unless that makes no sense."""
+    """The media type: of pictures and PDFs by their first bytes, else the sender's, if it is valid."""
     found = picture_type(content) or ("application/pdf" if content.startswith(b"%PDF-") else "")
     declared = declared.partition(";")[0].strip().lower()
     if found:

@@ -67,7 +67,7 @@ def read_news(connection: Connection, platform: Platform, conversation_id: str, 
 
 
 def read_now(connection: Connection, platform: Platform, conversation_id: str) -> Timeline:
-    """Where a conversation is, and what the agent is at."""
+    """The position in a conversation, and what the agent is doing."""
     return Reader(connection, platform.vault, platform.redactor, conversation_id).now()
 
 

@@ -57,7 +57,9 @@ class Sockets:
             with self._sockets.entered(socket, visitor.member_id, most=MAX_CONNECTIONS):
                 await websocket.accept()
                 async with socket.closing("chat.socket_failed"):
-                    await socket.run(self._tell(socket, room, cursor), self._hear(socket, visitor, room))
+                    await socket.run(
+                        self._tell(socket, room, cursor), self._read_frames(socket, visitor, room)
+                    )
         except TooBusy:
             await websocket.accept()
             await socket.close(TOO_MANY, "Too many pages are open.")
@@ -80,7 +82,7 @@ class Sockets:
         async for news in follow(self._platform, room.id, cursor):
             yield await news_frame(renderer, news, room.id) if isinstance(news, Timeline) else news
 
-    async def _hear(self, socket: ClientSocket, visitor: Visitor, room: Room) -> None:
+    async def _read_frames(self, socket: ClientSocket, visitor: Visitor, room: Room) -> None:
         while True:
             message = await socket.receive()
             await check_still(self._platform, socket.websocket, "operator")

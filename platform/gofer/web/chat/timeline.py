@@ -118,7 +118,7 @@ class Reader:
         if not rows:
             return Timeline([], cursor, self._at_work())
         changed = _changes(rows)
-        items = [*self._said(messages.c.seq.in_(changed.seqs)), *self._steps(self._answers(changed.jobs))]
+        items = [*self._messages(messages.c.seq.in_(changed.seqs)), *self._steps(self._answers(changed.jobs))]
         items += self._replies(replies.c.id.in_(changed.replies) | replies.c.job_id.in_(changed.asking))
         items += self._goals(goals.c.id.in_(changed.goals)) if changed.goals else []
         items.sort(key=lambda item: item["place"])
@@ -178,7 +178,7 @@ class Reader:
 
     def _page(self, before: int | None) -> tuple[list[dict[str, Any]], int | None]:
         where = [] if before is None else [messages.c.seq < before]
-        found = self._said(*where, limit=PAGE + 1)
+        found = self._messages(*where, limit=PAGE + 1)
         if len(found) <= PAGE:
             return found, None
         return found[1:], found[1]["seq"]
@@ -191,7 +191,7 @@ class Reader:
         )
         return float(self._connection.execute(query).scalar() or 0)
 
-    def _said(self, *where: Any, limit: int = AT_ONCE) -> list[dict[str, Any]]:
+    def _messages(self, *where: Any, limit: int = AT_ONCE) -> list[dict[str, Any]]:
         query = (
             select(messages)
             .where(messages.c.conversation_id == self._conversation_id, messages.c.connection_id.is_not(None))

@@ -76,7 +76,7 @@ async def show(request: Request) -> Response:
 
 
 def _stamp(files: AgentTexts) -> str:
-    """What an edit began from; another one in between is noticed by it."""
+    """The version that an edit began from, to notice another edit in between."""
     texts = (files.toml, files.instructions, *files.layers.values())
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 

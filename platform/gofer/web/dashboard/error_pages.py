@@ -16,7 +16,7 @@ from gofer.web.dashboard.render import NAVIGATION, render, render_alone
 from gofer.web.problems import on_crash, problem
 
 FOR_MACHINES = ("/api/", "/hooks/", "/healthz", "/readyz", "/metrics", "/static/")
-KEPT = ("retry-after", "allow", "connection")
+PASSED_ON_HEADERS = ("retry-after", "allow", "connection")
 TOO_LARGE = "What was sent is too large for this address. A file may have up to 20 MB."
 HINTS = {
     403: "If it should be yours to do, an owner can change your role under Members.",
@@ -75,7 +75,7 @@ def _is_problem(message: Message) -> bool:
 def _page(scope: Scope, start: Message, body: bytes) -> Response:
     request, headers = Request(scope), Headers(raw=start["headers"])
     response = refusal(request, start["status"], **_words(body))
-    response.headers.update({name: headers[name] for name in KEPT if name in headers})
+    response.headers.update({name: headers[name] for name in PASSED_ON_HEADERS if name in headers})
     return response
 
 

@@ -48,7 +48,7 @@ async def settings(request: Request) -> Response:
     return render(
         request,
         "settings.html",
-        settings=_told(platform.settings),
+        settings=_settings_table(platform.settings),
         **found,
         version=__version__,
         database="SQLite" if platform.database.dialect == "sqlite" else "PostgreSQL",
@@ -112,7 +112,7 @@ def _read(connection: Connection) -> dict[str, Any]:
     return {"processes": list_processes(connection), "schema": migrations.current(connection)}
 
 
-def _told(settings: Settings) -> list[dict[str, Any]]:
+def _settings_table(settings: Settings) -> list[dict[str, Any]]:
     return [
         {
             "name": f"{PREFIX}{name.upper()}",

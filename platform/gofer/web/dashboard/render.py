@@ -30,7 +30,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 OTHERS = [Path(__file__).parents[1] / part / "templates" for part in ("chat", "onboarding")]
 REFUSED = "gofer.refused"
 """Where a request keeps the form that is shown again."""
-SAID = "gofer_said"
+FLASH_COOKIE = "gofer_said"
 """The cookie that carries one sentence over a redirect."""
 
 NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, Role], ...]], ...] = (
@@ -134,7 +134,7 @@ def render(
 ) -> Response:
     """A page for whoever is signed in, with every known secret masked, but for what is shown this once."""
     renderer: Renderer = request.app.state.renderer
-    said, visitor = _said(request), visitor_of(request)
+    said, visitor = _flash_message(request), visitor_of(request)
     refused = refused_of(request)
     shown_again = {"refused": refused.why, "typed": refused.typed}
     html = renderer.html(
@@ -153,7 +153,7 @@ def render(
     )
     response = HTMLResponse(html, refused.status or status)
     if said is not None:
-        response.delete_cookie(SAID)
+        response.delete_cookie(FLASH_COOKIE)
     return response
 
 
@@ -179,7 +179,7 @@ def redirect(path: str, said: str = "", tone: str = "ok") -> Response:
     response = RedirectResponse(path, 303)
     if said:
         value = quote(json.dumps([said[:600], tone]))
-        response.set_cookie(SAID, value, max_age=30, httponly=True, samesite="lax")
+        response.set_cookie(FLASH_COOKIE, value, max_age=30, httponly=True, samesite="lax")
     return response
 
 
@@ -189,9 +189,9 @@ def theme_of(request: Request) -> str:
     return chosen if chosen in ("light", "dark") else ""
 
 
-def _said(request: Request) -> FlashMessage | None:
+def _flash_message(request: Request) -> FlashMessage | None:
     try:
-        text, tone = json.loads(unquote(request.cookies[SAID]))
+        text, tone = json.loads(unquote(request.cookies[FLASH_COOKIE]))
     except (KeyError, ValueError, TypeError):
         return None
     return FlashMessage(str(text)[:600], tone if tone in ("ok", "warn", "bad") else "ok")

@@ -97,6 +97,6 @@ def _integration(request: Request) -> Integration:
 
 
 def _here(request: Request) -> str:
-    """Where this browser found us, which it is to be sent back to; the guard knows the name."""
+    """The address under which this browser reached us and to which it returns; the guard has checked the name."""
     scheme = "https" if caller_of(request).secure else "http"
     return f"{scheme}://{request.headers['host']}"

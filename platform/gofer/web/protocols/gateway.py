@@ -183,7 +183,7 @@ class GatewayDoor:
                 raise invalid(f"the role {params.role[:40]!r} is not supported: connect as operator")
             check_device(params, nonce)
             visitor, allowed, credential = await self._recognise(socket.websocket, params, address)
-            device_token, paired = await self._let_in(socket.websocket, params, visitor, allowed, credential)
+            device_token, paired = await self._admit(socket.websocket, params, visitor, allowed, credential)
             if paired and params.device is not None:
                 credential = replace(credential, device=params.device.id)
             client = GatewayClient(
@@ -200,10 +200,10 @@ class GatewayDoor:
             )
             return _Greeted(client, frame.id, device_token)
         except GoferError as error:
-            await self._turn_away(socket, error, error.about if isinstance(error, Unreadable) else about)
+            await self._refuse(socket, error, error.about if isinstance(error, Unreadable) else about)
             return None
 
-    async def _turn_away(self, socket: ClientSocket, error: GoferError, about: str) -> None:
+    async def _refuse(self, socket: ClientSocket, error: GoferError, about: str) -> None:
         await socket.send_json(refusal(about, error))
         details = getattr(error, "details", {})
         mismatch = details.get("code") == "PROTOCOL_MISMATCH"
@@ -237,7 +237,7 @@ class GatewayDoor:
             raise invalid("unauthorized: this token has no scope for messages", "AUTH_SCOPE_MISMATCH")
         return visitor, allowed, credential
 
-    async def _let_in(
+    async def _admit(
         self,
         websocket: WebSocket,
         params: ConnectParams,
@@ -314,7 +314,7 @@ class GatewayDoor:
                     await self._welcome(greeted)
                     await socket.run(self._hear(client))
             except TooBusy as error:
-                await self._turn_away(socket, error, greeted.request_id)
+                await self._refuse(socket, error, greeted.request_id)
             finally:
                 await client.leave()
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gofer.web.protocols.gateway_events import GatewayAnnouncer
 
 MAX_FOLLOWED = 32
-"""Sessions that one client is told of; the one it used longest ago is left for a new one."""
+"""Sessions that one client gets events of; a new one replaces the least recently used."""
 MAX_WAITING = 64
 """Requests of one client that wait for something."""
 _WITH_AGENT = re.compile(r"agent:([^:]{1,100}):(.+)")
@@ -84,7 +84,7 @@ class GatewayClient:
     """Tells it what is of no session."""
     id: str = field(default_factory=lambda: new_id("conn"))
     greeted: bool = False
-    """Whether it has been let in: it is told nothing before."""
+    """Whether it is connected. It gets no events before that."""
     ticked_at: float = field(default_factory=time.monotonic)
     _number: int = 0
     _followed: dict[str, tuple[SessionFollower, asyncio.Task[None]]] = field(default_factory=dict)

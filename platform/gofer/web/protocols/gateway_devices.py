@@ -186,12 +186,12 @@ async def pair_list(call: GatewayCall) -> Frame:
     found = await call.client.platform.database.read(list_devices)
     known = [each for each in found if not each["refused"]]
     return {
-        "pending": [{**_told(each), "requestId": each["id"]} for each in known if each["waiting"]],
-        "paired": [_told(each) for each in known if each["paired"]],
+        "pending": [{**_device_frame(each), "requestId": each["id"]} for each in known if each["waiting"]],
+        "paired": [_device_frame(each) for each in known if each["paired"]],
     }
 
 
-def _told(device: Frame) -> Frame:
+def _device_frame(device: Frame) -> Frame:
     return {
         "deviceId": device["id"],
         "displayName": device["name"],

@@ -31,7 +31,7 @@ WITHOUT_NEWS = 3600.0
 MAX_TEXT = 200_000
 """Characters of what is being said that are repeated with each delta."""
 MAX_REMEMBERED = 1000
-"""Runs and tool calls that a follower remembers to have told of."""
+"""Runs and tool calls that a follower remembers having reported."""
 ERROR_KINDS = {
     "limit.time": "timeout",
     "model.timeout": "timeout",

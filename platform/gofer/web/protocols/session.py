@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket
 
 from gofer.app import Platform
 from gofer.errors import Forbidden, GoferError, Malformed, NotFound, StoreError, TooOften
-from gofer.goals.load import told_loads
+from gofer.goals.load import reported_loads
 from gofer.jobs.notifications import EVENTS
 from gofer.store.events import Cursor
 from gofer.store.ids import new_id
@@ -62,7 +62,7 @@ WITHOUT_NEWS = 3600.0
 BETWEEN_LOOKS = 1.0
 """Seconds at least between two looks at the load of agents."""
 MAX_CALLS = 5000
-"""Calls of tools that a connection is remembered to have been told of."""
+"""Tool calls that a connection remembers having reported."""
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,99}")
 KEY_NAMES = ("session", "sessionId", "session_id", "sessionKey", "session-key")
 HANDLERS: dict[str, Handler] = {**session_messages.HANDLERS, **session_runs.HANDLERS}
@@ -220,7 +220,7 @@ class SessionDoor:
     async def _tell_loads(self, told: dict[str, dict[str, Any]]) -> None:
         open_ones = [each for group in self._sessions.values() for each in group]
         loads = await self._platform.database.read(
-            partial(told_loads, names={each.agent for each in open_ones})
+            partial(reported_loads, names={each.agent for each in open_ones})
         )
         changed = {name for name, load in loads.items() if load != told.get(name)}
         # While nothing is too much, how much there is is nobody's business.

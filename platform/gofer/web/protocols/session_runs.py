@@ -128,7 +128,7 @@ def log_frames(
     told = [row for row in rows if row.kind in TOLD]
     plans = dict.fromkeys(str(row.data["goal"]) for row in told if row.data.get("goal"))
     frames += [_plan_frame(show_goal(connection, platform.vault, goal_id)) for goal_id in plans]
-    frames += [frame for row in told for frame in _told(row)]
+    frames += [frame for row in told for frame in _event_frames(row)]
     return place, frames
 
 
@@ -138,7 +138,7 @@ def _step(row: Any) -> Frame:
     return {"type": "debug.event", "event_type": row.kind, "run_id": run_id, "payload": {"number": row.id}}
 
 
-def _told(row: Any) -> list[Frame]:
+def _event_frames(row: Any) -> list[Frame]:
     data = row.data
     if row.kind == "task.changed":
         task, worker = str(data.get("task", "")), str(data.get("kind", ""))
@@ -171,7 +171,7 @@ def load_frame(load: Mapping[str, Any]) -> Frame:
 
 
 async def reconnect_frame(session: ClientSession) -> Frame:
-    """What a client is told that comes back."""
+    """The frame for a client that reconnects."""
     load = await worker_load(session.platform, session.agent)
     if load["saturated"]:
         return progress("reconnect", "backpressure_resumed", "Tasks wait for a worker.", **_figures(load))

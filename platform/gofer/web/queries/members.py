@@ -48,15 +48,15 @@ def list_tokens(connection: Connection, member_id: str | None) -> list[dict[str,
     return [
         {
             **{name: value for name, value in row._mapping.items() if name not in ("digest", "mac")},
-            **told_scopes(row.scopes),
+            **scope_fields(row.scopes),
             "refused": not row_macs.fits(connection, api_tokens, row),
         }
         for row in connection.execute(query).all()
     ]
 
 
-def told_scopes(scopes: str | None) -> dict[str, Any]:
-    """A token's words for the nouns that it is for, and the agent that it is bound to."""
+def scope_fields(scopes: str | None) -> dict[str, Any]:
+    """A token's scopes for single nouns, and the agent that it is bound to."""
     words = (scopes or "").split()
     return {
         "scopes": [word for word in words if not word.startswith(AGENT_WORD)],

@@ -161,9 +161,9 @@ def _kept_text(connection: Connection, platform: Platform, row: Any) -> str | No
 
 async def end_hops_of(platform: Platform, runtime_id: str) -> int:
     """Let the Triggers go on whose agent was told something and is not there any more; returns how many."""
-    found = await platform.database.read(hop_rows.told_hops, runtime_id=runtime_id)
+    found = await platform.database.read(hop_rows.unanswered_orders, runtime_id=runtime_id)
     for order in found:
-        await platform.database.write(hop_rows.end_told, order=order)
+        await platform.database.write(hop_rows.end_unanswered, order=order)
     return len(found)
 
 

@@ -59,7 +59,7 @@ KINDS = frozenset(
 )
 """The kinds of job that are told apart, tasks by the kind of their worker; every other is `other`."""
 QUANTILES = (0.5, 0.95)
-KEPT = 10.0
+FIGURES_TTL = 10.0
 """Seconds for which figures are not computed again."""
 UNDER_WAY = (JobState.READY, JobState.BLOCKED, JobState.SCHEDULED, JobState.WAITING, JobState.RUNNING)
 
@@ -75,7 +75,7 @@ class ServiceLevels:
 
     async def read(self) -> dict[str, Any]:
         """All of them."""
-        if self._found is None or time.monotonic() - self._at > KEPT:
+        if self._found is None or time.monotonic() - self._at > FIGURES_TTL:
             self._found = await self.database.read(service_levels, timezone=self.timezone)
             self._at = time.monotonic()
         return self._found

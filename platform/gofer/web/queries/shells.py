@@ -49,6 +49,6 @@ def end_shell(connection: Connection, conversation_id: str, agent: str) -> str:
 
 
 def _agent_id(connection: Connection, agent: str) -> str:
-    """What is no agent's name is an id."""
+    """A value that is no agent's name is an id."""
     found = connection.execute(select(agents.c.id).where(agents.c.name == agent)).scalar()
     return str(found or agent)
