@@ -82,6 +82,16 @@ def test_the_path_of_one_message_names_files_and_what_is_in_them() -> None:
         assert re.search(rf"^\s*(?:async def |def |class )?{name}\b", text, re.MULTILINE), (name, path)
 
 
+def test_the_path_of_one_message_names_the_files_of_integrations() -> None:
+    rows = re.findall(r"^\| \d \| .+ \| (.+) \| (.+) \|$", _path_of_one_message(), re.MULTILINE)
+    assert rows
+    for package, cells in zip(("gofer_telegram", "gofer_github"), zip(*rows, strict=True), strict=True):
+        for path, names in re.findall(r"`(\w+\.py)`(?:: ([^|]+))?", " ".join(f"{each} |" for each in cells)):
+            text = (ROOT / "integrations" / package / path).read_text(encoding="utf-8")
+            for name in re.findall(r"`(?:\w+\.)?(\w+)`", names):
+                assert re.search(rf"^ *(?:async )?def {name}\b", text, re.MULTILINE), (package, path, name)
+
+
 def test_every_event_of_a_run_is_documented() -> None:
     page = read("agents.md")
     for name, kind in journal.KINDS.items():
