@@ -36,7 +36,7 @@ from gofer_github import (
     workflows,
 )
 from gofer_github.access import Access
-from gofer_github.delegated_tools import errand_tool
+from gofer_github.delegated_tools import ask_tool
 from gofer_github.settings import Settings
 
 SIGNATURE = "x-hub-signature-256"
@@ -157,7 +157,7 @@ class GitHub(Integration):
         return found.model_dump(exclude_none=True)
 
     def delegated_tools(self, account: ConnectionContext, subject: str) -> Sequence[Tool[Any]]:
-        return (errand_tool(self._access, account, subject),)
+        return (ask_tool(self._access, account, subject),)
 
     async def shell_access(self, message: Incoming, account: ConnectionContext) -> ShellAccess:
         return await repository_access.shell_access(self._access, account, message)

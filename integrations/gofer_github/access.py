@@ -227,8 +227,8 @@ async def _installation(app: Client, repository: Repository) -> dict[str, Any]:
     except Permanent as error:
         if not is_missing(error):
             raise
-        told = f"{repository} was deleted, or the App is not installed there any more. {error}"
-        raise Permanent(told, reason=error.reason) from None
+        detail = f"{repository} was deleted, or the App is not installed there any more. {error}"
+        raise Permanent(detail, reason=error.reason) from None
     return found
 
 

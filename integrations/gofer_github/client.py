@@ -266,8 +266,8 @@ class Client:
         while True:
             left = self._limit.left(asked.path)
             if left > self._patience - waited:
-                told = f"GitHub's rate limit: {asked.method} {asked.path} has to wait {left:.0f} s."
-                raise Temporary(told, reason="rate_limit", retry_after=left)
+                detail = f"GitHub's rate limit: {asked.method} {asked.path} has to wait {left:.0f} s."
+                raise Temporary(detail, reason="rate_limit", retry_after=left)
             await asyncio.sleep(left)
             waited += left
             try:
@@ -300,8 +300,8 @@ class Client:
         ours, goal = urlsplit(self._api_url), urlsplit(urljoin(self._api_url + path, location))
         same = (goal.scheme, goal.netloc.lower()) == (ours.scheme, ours.netloc.lower())
         if not location or not same or not goal.path.startswith(f"{ours.path}/"):
-            told = f"GitHub sends us elsewhere: to {goal.scheme}://{goal.netloc}, not {self._api_url}"
-            raise Permanent(told, reason="github.elsewhere")
+            detail = f"GitHub sends us elsewhere: to {goal.scheme}://{goal.netloc}, not {self._api_url}"
+            raise Permanent(detail, reason="github.elsewhere")
         return f"{goal.path.removeprefix(ours.path)}{f'?{goal.query}' if goal.query else ''}"
 
     def _ask_there(self, asked: _Asked) -> Any:
@@ -362,18 +362,18 @@ def _ours(status: int, data: Any, headers: dict[str, str], asked: str) -> Tempor
     """The error for a response."""
     message = _said(data)
     given = _given(headers)
-    told = f"GitHub answered {status} to {asked}: {message or 'no reason given'}"
+    detail = f"GitHub answered {status} to {asked}: {message or 'no reason given'}"
     if status == 403 and "archived" in message.lower():
-        told = f"The repository is archived: nothing can be written there. {told}"
+        detail = f"The repository is archived: nothing can be written there. {detail}"
     if status == 403 and "suspended" in message.lower():
         # An owner can resume it at any time; until then nothing is heard either.
         return Temporary(
-            told, reason="github.suspended", retry_after=AGAIN_AFTER, give_up_after=GIVE_UP_AFTER
+            detail, reason="github.suspended", retry_after=AGAIN_AFTER, give_up_after=GIVE_UP_AFTER
         )
     if status == 429 or (status == 403 and _limited(message, given)):
-        return Temporary(told, reason="rate_limit", retry_after=_wait(given))
+        return Temporary(detail, reason="rate_limit", retry_after=_wait(given))
     if status >= 500 or status == 408:
-        return Temporary(told, reason="unavailable")
+        return Temporary(detail, reason="unavailable")
     reasons = {
         401: "credentials",
         403: "forbidden",
@@ -383,7 +383,7 @@ def _ours(status: int, data: Any, headers: dict[str, str], asked: str) -> Tempor
         422: "invalid",
         451: "blocked",
     }
-    return Permanent(told, reason=f"github.{reasons.get(status, 'rejected')}")
+    return Permanent(detail, reason=f"github.{reasons.get(status, 'rejected')}")
 
 
 def _said(data: Any) -> str:

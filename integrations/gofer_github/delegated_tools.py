@@ -1,7 +1,7 @@
 """Work asked for somewhere else, such as in a chat: an issue that we open for somebody, and then work on.
 
 GitHub tells us of our own issue like of any other. What makes it a request is the mark in its last line: it names the
-person whose wish it is, is good for this repository and these words alone, and counts once. Their permission is looked
+person who asked, is valid for this repository and these words alone, and counts once. Their permission is looked
 up twice, here and when it arrives.
 """
 
@@ -37,10 +37,10 @@ class Errand(Arguments):
 
 @dataclass(frozen=True, slots=True)
 class DelegatedRequest:
-    """Whose wish an issue of ours is."""
+    """Who asked for an issue that Gofer opened."""
 
     id: str
-    """Of this wish alone, so that it counts once."""
+    """Unique, so that the request counts once."""
     subject: int
     login: str
 
@@ -56,7 +56,7 @@ def marked(
 
 
 def asked_by(account: ConnectionContext, repository: str, title: str, body: str) -> DelegatedRequest | None:
-    """Whose wish an issue of ours is; None when it is nobody's."""
+    """Who asked for an issue that Gofer opened; None when nobody did."""
     found = marks.words(account, marks.elsewhere(repository), body)
     id_, subject, login, words = (marks.value(found, name) for name in ("errand", "for", "login", "words"))
     if not id_ or not subject.isdigit() or not _LOGIN.fullmatch(login):
@@ -68,16 +68,16 @@ def asked_by(account: ConnectionContext, repository: str, title: str, body: str)
 
 def _digest(title: str, text: str) -> str:
     """Of the words as they are read: GitHub may write line ends in another way."""
-    told = "\n".join(" ".join(part.split()) for part in (title, text))
-    return hashlib.sha256(told.encode("utf-8", "replace")).hexdigest()[:32]
+    normalized = "\n".join(" ".join(part.split()) for part in (title, text))
+    return hashlib.sha256(normalized.encode("utf-8", "replace")).hexdigest()[:32]
 
 
-def errand_tool(access: Access, account: ConnectionContext, subject: str) -> Tool[Errand]:
+def ask_tool(access: Access, account: ConnectionContext, subject: str) -> Tool[Errand]:
     """Opens an issue for somebody who is known by their number, and has it worked on there."""
 
     async def run(wanted: Errand, context: ToolContext) -> ToolResult:
         settings = Settings.model_validate(account.settings)
-        if not is_repository(wanted.repository) or not settings.hears(wanted.repository):
+        if not is_repository(wanted.repository) or not settings.covers(wanted.repository):
             return ToolResult(
                 f"{wanted.repository} is not among the repositories of this connection.", is_error=True
             )

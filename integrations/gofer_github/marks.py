@@ -19,8 +19,8 @@ _LINE = re.compile(re.escape(MARK) + r" ([!-~]+(?: [!-~]+)*) mac=([0-9a-f]{32}) 
 
 def line(account: ConnectionContext, place: Place, *words: str) -> str:
     """The hidden line for a place, without empty words."""
-    told = " ".join(filter(None, words))
-    return f"{MARK} {told} mac={_mac(account, _names(place)[0], told)} -->"
+    content = " ".join(filter(None, words))
+    return f"{MARK} {content} mac={_mac(account, _names(place)[0], content)} -->"
 
 
 def words(account: ConnectionContext, place: Place, body: str | None) -> tuple[str, ...]:
@@ -28,9 +28,9 @@ def words(account: ConnectionContext, place: Place, body: str | None) -> tuple[s
     found = _LINE.fullmatch((body or "").rstrip().rpartition("\n")[2])
     if found is None:
         return ()
-    told, mac = found.groups()
-    right = any(hmac.compare_digest(mac, _mac(account, name, told)) for name in _names(place))
-    return tuple(told.split(" ")) if right else ()
+    content, mac = found.groups()
+    right = any(hmac.compare_digest(mac, _mac(account, name, content)) for name in _names(place))
+    return tuple(content.split(" ")) if right else ()
 
 
 def value(found: tuple[str, ...], name: str) -> str:
@@ -57,5 +57,5 @@ def _names(place: Place) -> list[str]:
     return [f"{number}#{place.number}", by_name] if number else [by_name]
 
 
-def _mac(account: ConnectionContext, place: str, told: str) -> str:
-    return account.mac("mark", place, told)[:32]
+def _mac(account: ConnectionContext, place: str, content: str) -> str:
+    return account.mac("mark", place, content)[:32]

@@ -47,8 +47,8 @@ class Place:
         found = _PLACE.fullmatch(conversation)
         if found is None:
             name, lost, _ = conversation.partition(" (was ")
-            told = f"{name} is another repository now; the one this was said in is gone." if lost else ""
-            raise Permanent(told or f"{conversation!r} is not owner/repo#number.", reason="place")
+            detail = f"{name} is another repository now; the one this was said in is gone." if lost else ""
+            raise Permanent(detail or f"{conversation!r} is not owner/repo#number.", reason="place")
         known = _STABLE_ID.fullmatch(stable_id)
         numbers = (int(known.group(1)), int(known.group(2))) if known else (0, 0)
         return cls(Repository(f"{found.group(1)}/{found.group(2)}", *numbers), int(found.group(3)))

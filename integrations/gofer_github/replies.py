@@ -80,10 +80,13 @@ def _how_it_went(outgoing: Outgoing) -> list[str]:
     work = outgoing.work
     if work is None or outgoing.part != 1:
         return []
-    told = [f"{_ending(outgoing)} in {_clock(work.seconds)}", f"${work.cost:.4f}" if work.cost else "no cost"]
-    told += [f"[the run]({work.url})"] if work.url else []
+    detail = [
+        f"{_ending(outgoing)} in {_clock(work.seconds)}",
+        f"${work.cost:.4f}" if work.cost else "no cost",
+    ]
+    detail += [f"[the run]({work.url})"] if work.url else []
     plan = [f"<details><summary>The plan</summary>\n\n{_plan(work)}\n\n</details>"] if work.plan else []
-    return [*plan, f"<sub>{' · '.join(told)}</sub>"]
+    return [*plan, f"<sub>{' · '.join(detail)}</sub>"]
 
 
 def _ending(outgoing: Outgoing) -> str:
@@ -315,15 +318,15 @@ def saying_if_gone(place: str) -> Iterator[None]:
     except Gone:
         raise  # it is written again
     except Permanent as error:
-        told = str(error)
-        if error.reason in _MAY_PASS and "archived" not in told:
-            reason = "github.locked" if "locked" in told else error.reason
+        detail = str(error)
+        if error.reason in _MAY_PASS and "archived" not in detail:
+            reason = "github.locked" if "locked" in detail else error.reason
             raise Temporary(
-                told, reason=reason, retry_after=AGAIN_AFTER, give_up_after=GIVE_UP_AFTER
+                detail, reason=reason, retry_after=AGAIN_AFTER, give_up_after=GIVE_UP_AFTER
             ) from None
-        if is_missing(error) and told.startswith("GitHub answered"):
-            told = f"{place} was deleted, or is closed to us. {told}"
-        raise Permanent(f"Nothing can be answered: {told}", reason=error.reason) from None
+        if is_missing(error) and detail.startswith("GitHub answered"):
+            detail = f"{place} was deleted, or is closed to us. {detail}"
+        raise Permanent(f"Nothing can be answered: {detail}", reason=error.reason) from None
 
 
 _MAY_PASS = frozenset({"github.forbidden", "github.credentials", "credentials"})

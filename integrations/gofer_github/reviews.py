@@ -203,8 +203,10 @@ class ReviewTools(Scope):
         """Raise NoThread unless the request is one review comment, and its review has no other."""
         facts = self.message.facts
         if not facts.get("thread"):
-            told = "This request is no review comment. Say which `comment` is meant; github_read lists them."
-            raise NoThread(told)
+            detail = (
+                "This request is no review comment. Say which `comment` is meant; github_read lists them."
+            )
+            raise NoThread(detail)
         if not facts.get("review"):
             return
         path = self.path(f"pulls/{self.place.number}/reviews/{facts['review']}/comments")
@@ -220,14 +222,14 @@ class ReviewTools(Scope):
         reading = await self.access.to(self.account, self.place.repository, READ)
         pull = await reading.get(self.path(f"pulls/{self.place.number}"))
         files = patches(await reading.pages(self.path(f"pulls/{self.place.number}/files"), most=30))
-        problems = [told for one in wanted.comments if (told := _problem(one, files))]
+        problems = [detail for one in wanted.comments if (detail := _problem(one, files))]
         if wanted.verdict == "request_changes" and self.settings.wrote(login_of(pull)):
             problems.append(
                 "Changes cannot be requested on a pull request of your own; use the verdict comment."
             )
         if problems:
-            told = "\n".join(["Nothing was submitted:", *problems])
-            return ToolResult(told, is_error=True, untrusted=True)
+            detail = "\n".join(["Nothing was submitted:", *problems])
+            return ToolResult(detail, is_error=True, untrusted=True)
         client = await self.access.to(self.account, self.place.repository, WRITE)
         path = self.path(f"pulls/{self.place.number}/reviews")
         known = await client.pages(path)

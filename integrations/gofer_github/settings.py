@@ -88,7 +88,7 @@ class Settings(BaseModel):
             raise ValueError("must be scheme and host only, such as https://github.example.com")
         return value
 
-    def hears(self, repository: str) -> bool:
+    def covers(self, repository: str) -> bool:
         """Whether events of a repository are handled."""
         owner = repository.partition("/")[0]
         names = {name.lower() for name in self.repositories}

@@ -171,6 +171,6 @@ def _ill(error: ServiceError, account: ConnectionContext) -> Health:
         return Health(False, f"GitHub cannot say now: {error}")
     if isinstance(error, Permanent) and error.reason in ("github.credentials", "credentials"):
         name = "token" if Settings.model_validate(account.settings).app_id is None else "private_key"
-        told = "GitHub does not accept the key or token." if error.reason != "credentials" else str(error)
-        return Health(False, told, f"gofer secrets put {name} --owner {account.id}")
+        detail = "GitHub does not accept the key or token." if error.reason != "credentials" else str(error)
+        return Health(False, detail, f"gofer secrets put {name} --owner {account.id}")
     return Health(False, str(error))

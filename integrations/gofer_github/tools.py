@@ -188,13 +188,13 @@ class Work(Scope):
         asking = {self.settings.label.lower(), self.settings.plan_label.lower()}
         labels = [name for name in wanted.labels if name.lower() not in asking]
         if not labels:
-            told = f"With the label {wanted.labels[0]} people ask for work, so it is not put on."
-            return ToolResult(told, is_error=True)
+            detail = f"With the label {wanted.labels[0]} people ask for work, so it is not put on."
+            return ToolResult(detail, is_error=True)
         known = {name.lower() for name in self.settings.narrowed_labels}
         if context.narrowed and (others := [name for name in labels if name.lower() not in known]):
-            told = f"This run has read text by strangers, so it may not put on: {', '.join(others)}. It may put on: "
+            detail = f"This run has read text by strangers, so it may not put on: {', '.join(others)}. It may put on: "
             return ToolResult(
-                told + (", ".join(self.settings.narrowed_labels) or "none") + ".", is_error=True
+                detail + (", ".join(self.settings.narrowed_labels) or "none") + ".", is_error=True
             )
         await client.post(self.path(f"issues/{self.place.number}/labels"), {"labels": labels})
         return ToolResult(f"Put on: {', '.join(labels)}.", progress=True)
@@ -237,8 +237,8 @@ class Work(Scope):
             return ToolResult("A pull request from a fork is only read.", is_error=True)
         branch = wanted.branch or found.own
         if not found.may_push_to(branch):
-            told = f"The branches of this conversation are {' and '.join(found.allowed)}."
-            return ToolResult(told, is_error=True)
+            detail = f"The branches of this conversation are {' and '.join(found.allowed)}."
+            return ToolResult(detail, is_error=True)
         if (acting := await self._acting(context, found.base, branch)) is not None:
             return acting
         client = await self.access.to(self.account, self.place.repository, OPEN_PULL)
@@ -249,8 +249,8 @@ class Work(Scope):
             made = await client.patch(
                 self.path(f"pulls/{there[0]['number']}"), {"title": title, "body": body}
             )
-            told = f"Updated {made['html_url']} (#{made['number']})."
-            return ToolResult(f"{told}{await self._ask_asker(made)}", progress=True)
+            detail = f"Updated {made['html_url']} (#{made['number']})."
+            return ToolResult(f"{detail}{await self._ask_asker(made)}", progress=True)
         new = {"title": title, "body": body, "head": branch, "base": found.base}
         try:
             made = await client.post(self.path("pulls"), {**new, "draft": True})
@@ -258,8 +258,8 @@ class Work(Scope):
             if error.reason != "github.invalid" or "draft pull request" not in str(error).lower():
                 raise
             return await self._open_ordinary(client, new)
-        told = f"Opened the draft {made['html_url']} (#{made['number']})."
-        return ToolResult(f"{told}{await self._ask_asker(made)}", progress=True)
+        detail = f"Opened the draft {made['html_url']} (#{made['number']})."
+        return ToolResult(f"{detail}{await self._ask_asker(made)}", progress=True)
 
     async def _acting(self, context: ToolContext, base: str, branch: str) -> ToolResult | None:
         """Refuse commits whose messages would act (close an issue, mention somebody) when a run here has read
@@ -273,8 +273,8 @@ class Work(Scope):
         found = await acting_commits(client, self.place, base, branch, people)
         if not found:
             return None
-        told = "A run here has read text by strangers, and these commits mention people, command bots or close issues: "
-        return ToolResult(f"{told}{', '.join(found)}. Reword their messages, and push again.", is_error=True)
+        why = "A run here has read text by strangers, and these commits mention people, command bots or close issues: "
+        return ToolResult(f"{why}{', '.join(found)}. Reword their messages, and push again.", is_error=True)
 
     async def _ask_asker(self, pull: dict[str, Any]) -> str:
         """Request a review from whoever asked for the work, if GitHub allows it."""
@@ -293,13 +293,13 @@ class Work(Scope):
         """Open an ordinary pull request with a label, where drafts are not supported."""
         made = await client.post(self.path("pulls"), new)
         labelling = await self.access.to(self.account, self.place.repository, WRITE)
-        told = f"Opened {made['html_url']} (#{made['number']}). This repository has no draft pull requests"
+        detail = f"Opened {made['html_url']} (#{made['number']}). This repository has no draft pull requests"
         asked = await self._ask_asker(made)
         try:
             await labelling.post(self.path(f"issues/{made['number']}/labels"), {"labels": [DRAFT]})
         except Permanent:
-            return ToolResult(f"{told}, so it is an ordinary one.{asked}", progress=True)
-        return ToolResult(f"{told}, so it is an ordinary one with the label {DRAFT}.{asked}", progress=True)
+            return ToolResult(f"{detail}, so it is an ordinary one.{asked}", progress=True)
+        return ToolResult(f"{detail}, so it is an ordinary one with the label {DRAFT}.{asked}", progress=True)
 
     def _pull_body(self, wanted: Pull, context: ToolContext) -> str:
         closes = f"\n\nFixes #{self.place.number}" if self.message.kind == "issue" else ""
@@ -310,8 +310,8 @@ class Work(Scope):
         parts = {"Why": wanted.why, "Tested": wanted.tested, "Uncertain": wanted.uncertain}
         body = "\n\n".join([wanted.changed, *(f"**{title}:** {text}" for title, text in parts.items())])
         body = self.outgoing(context, body)
-        told = ("pull", marks.NARROWED if context.narrowed else "")
-        mark = marks.line(self.account, marks.elsewhere(self.place.repository), *told)
+        detail = ("pull", marks.NARROWED if context.narrowed else "")
+        mark = marks.line(self.account, marks.elsewhere(self.place.repository), *detail)
         return f"{body}{closes}{asked}\n\n{mark}"
 
     async def _own_pull(self) -> dict[str, Any] | None:
@@ -349,8 +349,8 @@ def _review_place(one: dict[str, Any]) -> str:
     if not one.get("path"):
         return f"review {one['id']}, {_REVIEWED[one['state']]}"
     thread = one.get("in_reply_to_id")
-    told = f"review comment {one['id']} on {reviews.place(one)}"
-    return f"{told}, in answer to {thread}" if thread else told
+    detail = f"review comment {one['id']} on {reviews.place(one)}"
+    return f"{detail}, in answer to {thread}" if thread else detail
 
 
 def _by_file(files: list[dict[str, Any]]) -> str:

@@ -15,7 +15,7 @@ from gofer_github.settings import Settings
 from gofer_github.triggers import NOT_AT_ALL, spoken
 
 _COMMANDS = frozenset(command.name for command in COMMANDS)
-_SAID_ONCE = re.compile(r"(?:(?:comment|review|review_comment)-)?[0-9]+")
+_UNIQUE_ID = re.compile(r"(?:(?:comment|review|review_comment)-)?[0-9]+")
 """Ids of events that happen once and have an id at GitHub."""
 _MAX_QUOTE = 20_000
 _MAX_TITLE = 1_000
@@ -25,7 +25,7 @@ _RELAYED = "(What a bot says may be what strangers told it.)"
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Words:
     """What an event says, before we know whether it addresses us."""
 
     text: str
@@ -58,26 +58,30 @@ def parse(request: Request, account: ConnectionContext) -> Parsed:
     event = f"{kind}.{action}" if action else kind
     if kind not in MESSAGES:
         moved = _renamed(event, payload)
-        told = f"body {hashlib.sha256(request.body).hexdigest()}" if moved is not None else ""
-        return Parsed(delivery, event[:200], note=why_nothing(kind), message_id=told, moved=moved)
+        id_ = _body_id(request.body) if moved is not None else ""
+        return Parsed(delivery, event[:200], note=why_nothing(kind), message_id=id_, moved=moved)
     settings = Settings.model_validate(account.settings)
-    wish = _wish(event, payload, account, settings)
-    if wish is not None:
-        message: Incoming | str = _errand(payload, account, wish)
+    delegated = _delegated_request(event, payload, account, settings)
+    if delegated is not None:
+        message: Incoming | str = _delegated_message(payload, account, delegated)
     else:
         message = _message(kind, action, payload, account, delivery)
     if isinstance(message, str):
         closed = _closed(kind, action, payload)
-        told = f"body {hashlib.sha256(request.body).hexdigest()}" if closed is not None else ""
-        return Parsed(delivery, event[:200], note=message, message_id=told, closed=closed)
-    id_ = f"errand {wish.id}" if wish is not None else _message_id(message, request.body)
+        id_ = _body_id(request.body) if closed is not None else ""
+        return Parsed(delivery, event[:200], note=message, message_id=id_, closed=closed)
+    id_ = f"errand {delegated.id}" if delegated is not None else _message_id(message, request.body)
     return Parsed(delivery, event[:200], message, message_id=id_)
 
 
 def _message_id(message: Incoming, body: bytes) -> str:
     """A unique id from the signed body: the message's id or, without one, the hash of the body."""
-    if _SAID_ONCE.fullmatch(message.external_id):
+    if _UNIQUE_ID.fullmatch(message.external_id):
         return f"{message.stable_id} {message.external_id}"
+    return _body_id(body)
+
+
+def _body_id(body: bytes) -> str:
     return f"body {hashlib.sha256(body).hexdigest()}"
 
 
@@ -111,10 +115,10 @@ def _message(
     login = sender.required_text("login")
     if not is_repository(repository):
         raise Malformed("The event's repository has an impossible name.")
-    if not settings.hears(repository):
+    if not settings.covers(repository):
         return f"{repository} is not among the connection's repositories"
     if kind in ("check_suite", "check_run") and action == "rerequested":
-        return _asked_again(payload.child(kind), payload, settings, repository, delivery)
+        return _rerun(payload.child(kind), payload, settings, repository, delivery)
     if kind == "check_run":
         return "heard once for all as its check_suite"
     if kind == "check_suite":
@@ -125,17 +129,17 @@ def _message(
         return "our own doing"
     if _is_bot(sender) and login not in settings.allowed_bots:
         return "bots are not heard"
-    said = _said(kind, action, payload, settings, delivery)
+    said = _words(kind, action, payload, settings, delivery)
     if isinstance(said, str):
         return said
     if _marked(account, payload, repository, said.text):
         return "our own words"
-    if said.trigger == workflows.RULE_TRIGGER and (told := _no_rule(payload, settings, said, login)):
-        return told
+    if said.trigger == workflows.RULE_TRIGGER and (reason := _no_rule(payload, settings, said, login)):
+        return reason
     return _incoming(kind, payload, account, repository, said)
 
 
-def _no_rule(payload: Payload, settings: Settings, said: _Said, login: str) -> str:
+def _no_rule(payload: Payload, settings: Settings, said: _Words, login: str) -> str:
     """Why no rule applies; empty when one may. With a plain token its owner and we have the same login, so what may be
     our own action counts as ours: a rule that pushes or labels must not trigger itself."""
     if workflows.RULE_TRIGGER not in settings.triggers:
@@ -147,13 +151,13 @@ def _no_rule(payload: Payload, settings: Settings, said: _Said, login: str) -> s
 
 def _marked(account: ConnectionContext, payload: Payload, repository: str, text: str) -> tuple[str, ...]:
     """The words of a text's hidden line, made by us for this place or for an issue without a number."""
-    told = payload.child("repository")
-    known = Repository(repository, told.child("owner").number("id") or 0, told.number("id") or 0)
+    signed = payload.child("repository")
+    known = Repository(repository, signed.child("owner").number("id") or 0, signed.number("id") or 0)
     here = Place(known, _subject(payload).number("number") or 0)
     return marks.words(account, here, text) or marks.words(account, marks.elsewhere(known), text)
 
 
-def _wish(
+def _delegated_request(
     event: str, payload: Payload, account: ConnectionContext, settings: Settings
 ) -> delegated_tools.DelegatedRequest | None:
     """Who asked us elsewhere to open this issue; None when nobody did."""
@@ -161,15 +165,17 @@ def _wish(
     if event != "issues.opened" or not settings.wrote(payload.child("sender").text("login")):
         return None
     repository = payload.child("repository").required_text("full_name")
-    if not is_repository(repository) or not settings.hears(repository):
+    if not is_repository(repository) or not settings.covers(repository):
         return None
     return delegated_tools.asked_by(account, repository, issue.text("title"), issue.text("body"))
 
 
-def _errand(payload: Payload, account: ConnectionContext, wish: delegated_tools.DelegatedRequest) -> Incoming:
+def _delegated_message(
+    payload: Payload, account: ConnectionContext, delegated: delegated_tools.DelegatedRequest
+) -> Incoming:
     """The request, in the name of the person who asked."""
     issue = {**payload.child("issue").value, "body": marks.without(payload.child("issue").text("body"))}
-    person = {"id": wish.subject, "login": wish.login, "type": "User"}
+    person = {"id": delegated.subject, "login": delegated.login, "type": "User"}
     theirs = Payload({**payload.value, "issue": issue, "sender": person})
     said = replace(_opened(Payload(issue)), trigger="errand")
     return _incoming("issues", theirs, account, payload.child("repository").required_text("full_name"), said)
@@ -179,7 +185,7 @@ def _is_bot(sender: Payload) -> bool:
     return sender.text("type").lower() == "bot" or sender.text("login").endswith("[bot]")
 
 
-def _said(kind: str, action: str, payload: Payload, settings: Settings, delivery: str) -> _Said | str:
+def _words(kind: str, action: str, payload: Payload, settings: Settings, delivery: str) -> _Words | str:
     """What the sender says with an event, or why nothing."""
     if action == "edited":
         return "text that is edited after it was said is not used"
@@ -201,19 +207,19 @@ def _said(kind: str, action: str, payload: Payload, settings: Settings, delivery
             return "nothing is asked for"
 
 
-def _opened(subject: Payload) -> _Said:
-    return _Said(subject.text("body"), str(subject.required_number("number")), subject.text("title"))
+def _opened(subject: Payload) -> _Words:
+    return _Words(subject.text("body"), str(subject.required_number("number")), subject.text("title"))
 
 
-def _comment(comment: Payload, what: str) -> _Said:
-    return _Said(
+def _comment(comment: Payload, what: str) -> _Words:
+    return _Words(
         comment.text("body"),
         f"{what}-{comment.required_number('id')}",
         facts={"comment": comment.value["id"]},
     )
 
 
-def _review(payload: Payload, settings: Settings) -> _Said | str:
+def _review(payload: Payload, settings: Settings) -> _Words | str:
     """A review as a whole; its line comments are separate events. Changes requested on our own pull request need no
     mention."""
     review = payload.child("review")
@@ -228,7 +234,7 @@ def _review(payload: Payload, settings: Settings) -> _Said | str:
     if wanted and ours and spoken(words, settings.handle) == NOT_AT_ALL:
         asks = words if words.strip() else "Changes are requested; see the comments on lines."
         note = "Changes are requested of this pull request of yours."
-        return _Said(
+        return _Words(
             asks, said.external_id, trigger="changes_requested", facts=facts, group_id=joins, note=note
         )
     if not words.strip():
@@ -236,7 +242,7 @@ def _review(payload: Payload, settings: Settings) -> _Said | str:
     return replace(said, facts=facts, group_id=joins)
 
 
-def _review_comment(comment: Payload) -> _Said:
+def _review_comment(comment: Payload) -> _Words:
     id_ = comment.required_number("id")
     thread = reviews.number(comment.value.get("in_reply_to_id"))
     review = reviews.number(comment.value.get("pull_request_review_id"))
@@ -244,41 +250,41 @@ def _review_comment(comment: Payload) -> _Said:
     facts = {"review_comment": id_, "thread": thread or id_, "review": review, "where": where}
     place = f"Review comment {id_} is on {reviews.place(comment.value)}:\n{reviews.hunk(comment.value)}"
     note = f"This is review comment {id_}{f', in answer to {thread}' if thread else ''}; its place is quoted below."
-    return _Said(
+    return _Words(
         comment.text("body"), f"review_comment-{id_}", facts=facts, place=place, note=note,
         group_id=f"review-{review}" if review else "",
     )  # fmt: skip
 
 
-def _changed(action: str, payload: Payload, delivery: str) -> _Said:
+def _changed(action: str, payload: Payload, delivery: str) -> _Words:
     """A pull request is ready or has new commits: it says nothing, but a rule may react."""
     occasion = "opened" if action == "ready_for_review" else "synchronize"
     sha = markdown.line(payload.child("pull_request").child("head").text("sha"), 12)
     did = "marked this pull request as ready for review" if occasion == "opened" else f"pushed {sha}"
-    return _Said(
+    return _Words(
         f"({markdown.line(payload.child('sender').text('login'), 60)} {did}.)", f"{action}-{delivery}",
         trigger=workflows.RULE_TRIGGER, facts={"occasion": occasion},
     )  # fmt: skip
 
 
-def _gesture(action: str, payload: Payload, settings: Settings, delivery: str) -> _Said | str:
+def _gesture(action: str, payload: Payload, settings: Settings, delivery: str) -> _Words | str:
     """A label, an assignment or a review request, if it addresses us."""
     who = payload.child("assignee" if action == "assigned" else "requested_reviewer").text("login")
     name = payload.child("label").text("name")
     if action == "labeled":
         if name.lower() == settings.plan_label.lower():
             asks, facts = "Please make a plan for this.", {"workflow": PLAN}
-            return _Said(asks, f"label-{delivery}", trigger="label", facts=facts)
+            return _Words(asks, f"label-{delivery}", trigger="label", facts=facts)
         if name.lower() != settings.label.lower():
             sent = markdown.line(payload.child("sender").text("login"), 60)
             said = f"({sent} put the label {markdown.line(name, 60)} on this.)"
             facts = {"occasion": "label", "label": markdown.line(name, 60)}
-            return _Said(said, f"label-{delivery}", trigger=workflows.RULE_TRIGGER, facts=facts)
+            return _Words(said, f"label-{delivery}", trigger=workflows.RULE_TRIGGER, facts=facts)
     elif not (who and settings.is_us(who)):
         return "a person that is not us"
     trigger = {"labeled": "label", "assigned": "assignment", "review_requested": "review_request"}[action]
     asks = "Please review this pull request." if trigger == "review_request" else "Please work on this."
-    return _Said(asks, f"{trigger}-{delivery}", trigger=trigger)
+    return _Words(asks, f"{trigger}-{delivery}", trigger=trigger)
 
 
 def _subject(payload: Payload) -> Payload:
@@ -294,7 +300,7 @@ def _as_seen(title: str, body: str) -> str:
 
 
 def _incoming(
-    kind: str, payload: Payload, account: ConnectionContext, repository: str, said: _Said
+    kind: str, payload: Payload, account: ConnectionContext, repository: str, said: _Words
 ) -> Incoming:
     settings = Settings.model_validate(account.settings)
     subject = _subject(payload)
@@ -346,9 +352,9 @@ def _for_rules(sender: Payload, subject: Payload) -> dict[str, Any]:
 
 
 def _stable_id(payload: Payload, number: int) -> str:
-    told = payload.child("repository")
-    owner, id_ = told.child("owner").required_number("id"), told.required_number("id")
-    return Place(Repository(told.text("full_name"), owner, id_), number).stable_id
+    signed = payload.child("repository")
+    owner, id_ = signed.child("owner").required_number("id"), signed.required_number("id")
+    return Place(Repository(signed.text("full_name"), owner, id_), number).stable_id
 
 
 def _by_us_or(sender: Payload, author: Payload, settings: Settings) -> bool:
@@ -357,7 +363,7 @@ def _by_us_or(sender: Payload, author: Payload, settings: Settings) -> bool:
     return (theirs or settings.wrote(author.text("login"))) and not _is_bot(sender)
 
 
-def _quoted(subject: Payload, said: _Said) -> str:
+def _quoted(subject: Payload, said: _Words) -> str:
     """The text of the issue or pull request at the time of the request."""
     if said.external_id == str(subject.value.get("number")):  # the request is the issue itself
         return _RELAYED if _is_bot(subject.child("user")) else ""
@@ -434,7 +440,7 @@ def _failed(
     )
 
 
-def _asked_again(
+def _rerun(
     check: Payload, payload: Payload, settings: Settings, repository: str, delivery: str
 ) -> Incoming | str:
     """Somebody pressed re-run on our check: repeat its request."""

@@ -53,8 +53,8 @@ class Workflow(BaseModel):
             return False
         if named := message.facts.get("workflow"):
             return bool(named == self.name)
-        told = str(message.facts.get("word", "")) in self.words or message.trigger in self.triggers
-        return told or not (self.words or self.triggers)
+        detail = str(message.facts.get("word", "")) in self.words or message.trigger in self.triggers
+        return detail or not (self.words or self.triggers)
 
 
 def chosen(message: Incoming, settings: Settings) -> Workflow:
@@ -65,8 +65,8 @@ def chosen(message: Incoming, settings: Settings) -> Workflow:
             if (found := _load(path, path.stat().st_mtime)).fits(message):
                 return found
     named = message.facts.get("workflow")
-    told = f"There is no workflow {named} for this ({message.kind})." if named else "No workflow fits."
-    raise Permanent(told, reason="workflow")
+    detail = f"There is no workflow {named} for this ({message.kind})." if named else "No workflow fits."
+    raise Permanent(detail, reason="workflow")
 
 
 @lru_cache(maxsize=64)

@@ -104,10 +104,10 @@ def _uninvited(message: Payload, place: Place, author: Author, bot: Bot) -> Inco
     """Nothing of a group that is not allowed is stored. Addressing the bot there only asks an owner to allow it."""
     if not _trigger(message, place, bot):
         return "the group is not allowed"
-    return _wish(message.child("chat"), place, author)
+    return _request_to_listen(message.child("chat"), place, author)
 
 
-def _wish(chat: Payload, place: Place, author: Author) -> Incoming:
+def _request_to_listen(chat: Payload, place: Place, author: Author) -> Incoming:
     return Incoming(
         conversation=str(place.chat),
         author=author,
@@ -352,7 +352,7 @@ def _membership(change: Payload, bot: Bot) -> Incoming | str:
         return "the bot is in a group"
     if change.child("chat").text("type") == "channel":
         return "channels are not listened to"
-    return _wish(change.child("chat"), place, author)
+    return _request_to_listen(change.child("chat"), place, author)
 
 
 def _ignored(reason: str) -> Callable[[Payload, Bot], str]:
