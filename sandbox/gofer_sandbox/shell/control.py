@@ -76,6 +76,7 @@ class ControlWire(Outputs, ABC):
     def open(self, listener: Listener) -> None:
         """Begin to deliver frames."""
         self._listener = listener
+        self._loop.add_reader(self._source, self._on_readable)
 
     def submit(self, number: int, command: bytes, separate: bool, before: int) -> None:
         """Put the command in its file, open its output, and give the shell its short lines."""
@@ -109,10 +110,9 @@ class ControlWire(Outputs, ABC):
 
     def resume(self, number: int, separate: bool) -> None:
         """Read on where another process stopped."""
-        super().resume(number, separate)
+        self._open_streams(number, separate)
         self._lines = scripts.run(number, 0, self.current, self._inside) + self._report
 
-    @abstractmethod
     def trust(self, shell: int, expected: int) -> None:
         """Whom to believe: the shell of an earlier server's journal, or the one that it had been told to expect."""
 
@@ -185,14 +185,6 @@ class FifoWire(ControlWire):
         self._source = os.open(control / "st", os.O_RDWR | SAFELY)
         self._input = os.open(control / "in", os.O_RDWR | SAFELY)
         self._decoder, self._rest = Decoder(), b""
-
-    def open(self, listener: Listener) -> None:
-        """Begin to deliver frames."""
-        super().open(listener)
-        self._loop.add_reader(self._source, self._on_readable)
-
-    def trust(self, shell: int, expected: int) -> None:
-        """Nobody says who speaks here."""
 
     def _send(self, lines: bytes) -> None:
         """All of it or, where somebody inside has filled the shell's input, nothing: it is given again in time."""

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,10 @@ from gofer_sandbox.output import write_at
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
 
+if sys.platform == "linux":  # others import this, too
+    import fcntl
+    import termios
+
 _LOT = 32 * 1024
 """Half of what a FIFO holds at first: who finds so much in it has more to come."""
 _CHUNK = 256 * 1024
@@ -26,7 +31,8 @@ _PIPE, _NARROW = 1024 * 1024, 64 * 1024
 """What a FIFO is made to hold while a command prints a lot, which is the most that an ordinary user may have, and what
 it holds else."""
 _FILL_PAUSE = 0.001
-"""Seconds that a FIFO is left to fill: to be woken for every few lines costs more than to read them."""
+"""Seconds that a FIFO is left to fill: to be woken for every few lines costs more than to read them. The loop's timers
+know no shorter time, so that about 0.8 GB/s is the most there can be; without a pause it is half of that."""
 _PAUSE = 0.05
 _BACKGROUND_CHUNK = 64 * 1024
 _HELD_AT_MOST = 64
@@ -83,8 +89,6 @@ class Stream:
 
     def resize(self, size: int) -> None:
         """Have the FIFO hold so much, unless its user has too many that do."""
-        import fcntl  # not there on every system that may import this
-
         with contextlib.suppress(OSError):
             self.room = fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, size)
 
@@ -144,9 +148,6 @@ def _kept(slot: int) -> bool:
 
 def waiting(descriptor: int, queue: str) -> bool:
     """Whether anything is in one of the queues that the kernel counts for a descriptor."""
-    import fcntl  # neither is there on every system that may import this
-    import termios
-
     return any(fcntl.ioctl(descriptor, getattr(termios, queue), bytes(4)))
 
 
@@ -162,19 +163,19 @@ class Outputs:
         self._streams: list[Stream] = []
         self._ended: list[Stream] = []
         """Of the command before; something that runs on may hold them."""
-        self._spare: Stream | None = None
-        """The output of the command before, which nothing holds, for the next."""
+        self._spare: list[Stream] = []
+        """The output of the command before, if nothing holds it, for the next."""
         self._background: set[Stream] = set()
         self._closed = False
 
     def begin(self, number: int, separate: bool) -> list[str]:
         """Open what a new command prints to, and say what it is called."""
-        stream, self._spare = self._spare, None
-        if stream and not separate:
-            stream.number, self._streams = number, [stream]
-            self._hear(1, stream)
+        spare, self._spare = self._spare, []
+        if spare and not separate:
+            spare[0].number, self._streams = number, spare
+            self._hear(1, spare[0])
         else:
-            self._close([stream] if stream else [])
+            self._close(spare)
             self._slots.take()
             self._open_streams(number, separate)
         return self.current
@@ -192,8 +193,8 @@ class Outputs:
     def rest(self) -> None:
         """Let go of what only saves time, for a session that is not used."""
         self.settle()
-        stream, self._spare = self._spare, None
-        self._close([stream] if stream else [])
+        self._close(self._spare)
+        self._spare = []
 
     def close(self) -> None:
         """Let go of all of them."""
@@ -206,10 +207,6 @@ class Outputs:
         for stream in streams:
             self._ignore(stream)
             stream.close()
-
-    def resume(self, number: int, separate: bool) -> None:
-        """Read on where another process stopped."""
-        self._open_streams(number, separate)
 
     def _open_streams(self, number: int, separate: bool) -> None:
         slot = self._slots.current
@@ -262,7 +259,7 @@ class Outputs:
 
     def _on_output(self, index: int, stream: Stream) -> None:
         if stream not in self._streams:
-            if stream is self._spare or stream in self._ended:
+            if stream in self._spare or stream in self._ended:
                 self._ignore(stream)  # somebody found its name, or runs on: it waits
             return
         taken = 0
@@ -305,7 +302,7 @@ class Outputs:
                 self._leave_open(stream)
             elif len(ended) == 1 and _kept(stream.slot):
                 stream.hold = os.open(stream.path, _WRITE)
-                self._spare = stream
+                self._spare = [stream]
             else:
                 self._close([stream])
 

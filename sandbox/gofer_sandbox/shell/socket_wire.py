@@ -18,7 +18,6 @@ from pathlib import Path
 from gofer_sandbox import processes
 from gofer_sandbox.errors import SandboxGone
 from gofer_sandbox.kernel import take_descriptor
-from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
 from gofer_sandbox.shell.control import ControlWire
 from gofer_sandbox.shell.frames import Decoder, Died, Started, few
@@ -68,11 +67,6 @@ class SocketWire(ControlWire):
         """What others said while a shell was coming up: one of them may turn out to be it."""
         self._forged = self._heard_size = 0
         self._paused = False
-
-    def open(self, listener: Listener) -> None:
-        """Begin to deliver frames."""
-        super().open(listener)
-        self._loop.add_reader(self._source, self._on_readable)
 
     def trust(self, shell: int, expected: int) -> None:
         """Go on believing the shell with that pid; or, if none is there, the one that the keeper calls so."""
@@ -199,5 +193,5 @@ def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
     """Whose pid the kernel says; 0 when it is none of this namespace's."""
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
-            return int(_CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0])
+            return int(_CREDENTIALS.unpack_from(data)[0])
     return 0
