@@ -193,20 +193,31 @@ class RedactingStream:
         self._held = ""
         # How much at the start of what is held belongs to a secret whose mask has been given out already.
         self._shown = 0
+        # How much at the start of what is held has been given out as it is.
+        self._given = 0
 
     def feed(self, chunk: str) -> str:
         text = self._held + chunk
         return self._release(text, self._redactor.patterns.settled(text))
 
+    def end_of_line(self) -> str:
+        """The last few characters of a line that has ended, though a secret may begin with them. The next line may be
+        long in coming. If a secret does begin there, the rest of it is masked."""
+        if self._shown or len(self._held) > _HEAD or not self._held.endswith("\n"):
+            return ""
+        line_end, self._given = self._held[self._given :], len(self._held)
+        return line_end
+
     def flush(self) -> str:
         return self._release(self._held, len(self._held))
 
     def _release(self, text: str, until: int) -> str:
-        spans = self._redactor.patterns.spans(text)
+        spans = [span._replace(start=max(span.start, self._given)) for span in self._redactor.patterns.spans(text)]
         if self._shown:
             spans.append(MaskedSpan(0, self._shown, ""))
         released, beyond = _masked(text, merged(spans), until)
-        self._held, self._shown = text[until:], beyond
+        released = released[self._given :]
+        self._held, self._shown, self._given = text[until:], beyond, max(0, self._given - until)
         return released
 
 

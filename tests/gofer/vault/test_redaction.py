@@ -256,6 +256,31 @@ def test_a_stream_lets_ordinary_text_go_at_once() -> None:
     )
 
 
+def test_a_line_that_ended_is_not_held_back_for_its_last_letters() -> None:
+    stream = redactor(TOKEN="2b-or-not-2b").stream()
+    assert stream.feed("printed 1\n") + stream.end_of_line() == "printed 1\n"
+    assert stream.feed("printed 2\n") + stream.end_of_line() == "printed 2\n"
+    assert stream.end_of_line() == ""
+    assert stream.feed("printed 2b\n") + stream.end_of_line() == "printed 2b\n"
+    assert stream.feed("-or-not-2b, and so on\n") + stream.end_of_line() == "[secret:TOKEN], and so on\n"
+
+
+@unhurried
+@given(secrets, encodings, surroundings, surroundings, st.lists(st.integers(0, 500), max_size=4))
+def test_of_a_secret_that_ended_lines_show_hardly_more_than_its_first_letters(
+    secret: str, encoding: str, before: str, after: str, cuts: list[int]
+) -> None:
+    masks = redactor(NAME=secret)
+    text = f"{before}{ENCODINGS[encoding](secret)}{after}"
+    bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    stream = masks.stream()
+    pieces = [stream.feed(text[start:end]) + stream.end_of_line() for start, end in itertools.pairwise(bounds)]
+    shown = "".join(pieces) + stream.flush()
+    assert "[secret:NAME]" in shown
+    if secret not in before + "[secret:NAME]" + after:
+        assert secret not in shown.replace("\n", "")
+
+
 def test_a_stream_holds_a_bounded_amount() -> None:
     masks = redactor(A="a" * 40)
     stream = masks.stream()

@@ -281,7 +281,7 @@ class Glimpse:
             return ""
         self._shown += len(text)
         if not self._missed:
-            return self._stream.feed(text)
+            return self._stream.feed(text) + self._stream.end_of_line()
         self._stream = self._mask.stream()
         self._stream.feed(self._missed)
         self._missed = ""
