@@ -212,7 +212,9 @@ class RedactingStream:
         return self._release(self._held, len(self._held))
 
     def _release(self, text: str, until: int) -> str:
-        spans = [span._replace(start=max(span.start, self._given)) for span in self._redactor.patterns.spans(text)]
+        spans = [
+            span._replace(start=max(span.start, self._given)) for span in self._redactor.patterns.spans(text)
+        ]
         if self._shown:
             spans.append(MaskedSpan(0, self._shown, ""))
         released, beyond = _masked(text, merged(spans), until)

@@ -274,7 +274,9 @@ def test_of_a_secret_that_ended_lines_show_hardly_more_than_its_first_letters(
     text = f"{before}{ENCODINGS[encoding](secret)}{after}"
     bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     stream = masks.stream()
-    pieces = [stream.feed(text[start:end]) + stream.end_of_line() for start, end in itertools.pairwise(bounds)]
+    pieces = [
+        stream.feed(text[start:end]) + stream.end_of_line() for start, end in itertools.pairwise(bounds)
+    ]
     shown = "".join(pieces) + stream.flush()
     assert "[secret:NAME]" in shown
     if secret not in before + "[secret:NAME]" + after:

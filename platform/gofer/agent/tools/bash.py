@@ -231,6 +231,8 @@ class Masking(Protocol):
 
     def feed(self, chunk: str) -> str: ...
 
+    def end_of_line(self) -> str: ...
+
     def flush(self) -> str: ...
 
 
@@ -253,6 +255,9 @@ class NoMask:
 
     def feed(self, chunk: str) -> str:
         return chunk
+
+    def end_of_line(self) -> str:
+        return ""
 
     def flush(self) -> str:
         return ""
