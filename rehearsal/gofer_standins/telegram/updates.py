@@ -120,6 +120,12 @@ class Updates:
         if mine.done():
             mine.result()
 
+    def answer_at_once(self) -> None:
+        """Answer the poll that waits, and every later one, without waiting for updates."""
+        self.impatient = True
+        if self._poller is not None and not self._poller.done():
+            self._poller.set_result(None)
+
     def interrupt(self) -> None:
         """End a poll that waits, as a revoked token does."""
         if self._poller is not None and not self._poller.done():
