@@ -55,16 +55,19 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Have each worker begin with its part of the longest tests (`slow(long=True)`): one that were begun last would
-    run alone. xdist hands out the list in as many equal parts as there are workers."""
+    """Have each worker begin with its part of the longest tests (`slow(long=True)`), and two workers with those that
+    mostly wait (`waits`), beside others that compute: begun last, they would leave the cores idle. xdist hands out the
+    list in as many equal parts as there are workers."""
     workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
     longest = [item for item in items if any(mark.kwargs.get("long") for mark in item.iter_markers("slow"))]
-    if workers == 1 or not longest:
+    waiting = [item for item in items if item.get_closest_marker("waits") and item not in longest]
+    if workers == 1 or not (longest or waiting):
         return
-    rest = [item for item in items if item not in longest]
+    early = {*longest, *waiting}
+    rest = [item for item in items if item not in early]
     ordered: list[pytest.Item] = []
     for number in range(workers):
-        first = longest[number::workers]
+        first = longest[number::workers] + (waiting[number::2] if number < 2 else [])
         size = (len(items) - len(ordered)) // (workers - number) - len(first)
         ordered += [*first, *rest[: max(0, size)]]
         del rest[: max(0, size)]

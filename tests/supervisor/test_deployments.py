@@ -20,6 +20,8 @@ from gofer_supervisor.supervisor import CONFIGURATION
 from supervisor.releases import Supervised, eventually
 from support.releases import plant_compiled
 
+pytestmark = pytest.mark.waits
+
 
 def running(gofer: Supervised, **config: Any) -> None:
     """The release `one`, proved."""

@@ -16,6 +16,8 @@ import pytest
 from gofer.releases.lifecycle import deploy
 from supervisor.releases import Supervised, eventually
 
+pytestmark = pytest.mark.waits
+
 STEPS = ("stop", "backup", "migrate", "prove", "ready", "revert", "restore")
 """`ready` is the part of `prove` in which the new release serves; `revert` comes when it is taken back, `restore` when
 its migration failed."""

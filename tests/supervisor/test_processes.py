@@ -12,9 +12,13 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from gofer_sandbox.bubblewrap import binary
 from gofer_supervisor.system import is_crash_loop, restart_delay
 from supervisor.releases import SOURCE, Supervised, alive, eventually
+
+pytestmark = pytest.mark.waits
 
 
 def test_a_release_is_started_and_proves_itself(gofer: Supervised) -> None:
