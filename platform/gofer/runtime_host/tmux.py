@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -43,14 +44,17 @@ KNOWN_PROMPTS = {"claude": r"^❯$", "codex": r"^›$", "gemini": r"^ ?[>*]$", "
 """How the line with the cursor looks while nothing is written in it, without hints and spaces at its end."""
 NO_WORDS = r"^[\W_]*$"
 """The same for every other program: a draft has words, and so has a question with choices."""
-_START = """import json,os,sys
+_START = """import fcntl,json,os,sys
 path=sys.argv[1]
-given=json.load(open(path))
+file=open(path)
+fcntl.flock(file,fcntl.LOCK_SH)
+given=json.load(file)
 os.unlink(path)
 os.chdir(given["cwd"])
 term=os.environ.get("TERM","screen")
 os.execvpe(given["command"][0],given["command"],{**given["environment"],"TERM":term})"""
-"""Runs in a new pane: what the program is given stands in a private file, not in a command line that others see."""
+"""Runs in a new pane: what the program is given stands in a private file, not in a command line that others see. The
+host holds a lock on the file until the pane would stay visible."""
 
 
 class TmuxAdapter(Adapter):
@@ -307,16 +311,18 @@ class TmuxAdapter(Adapter):
             "environment": self._settings.environment(os.environ),
         }
         handle, path = tempfile.mkstemp(prefix="gofer-start-")
-        with os.fdopen(handle, "w") as file:
-            json.dump(given, file)
         start = [sys.executable, "-I", "-c", _START, path]
-        try:
-            made = await self._make_window(start)
-        except NotDelivered:
-            os.unlink(path)
-            raise
-        with contextlib.suppress(NotDelivered):  # it has ended, or tmux is too old for it and shows no crash
-            await self._server.run("set-option", "-p", "-t", made, "remain-on-exit", "failed")
+        with os.fdopen(handle, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            json.dump(given, file)
+            file.flush()
+            try:
+                made = await self._make_window(start)
+            except NotDelivered:
+                os.unlink(path)
+                raise
+            with contextlib.suppress(NotDelivered):  # tmux is too old for it and shows no crash
+                await self._server.run("set-option", "-p", "-t", made, "remain-on-exit", "failed")
         return made
 
     async def _take_over(self, made: str) -> None:
