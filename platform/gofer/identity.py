@@ -10,14 +10,16 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, FromClause, and_, bindparam, delete, func, select, update
 
-from gofer.errors import Conflict
+from gofer.errors import Conflict, NotFound
 from gofer.integration import Role
 from gofer.sanitize import display_name
 from gofer.store import events as log
 from gofer.store import fast_sql, row_macs
 from gofer.store.db_time import now
+from gofer.store.encryption import data_key
 from gofer.store.fast_sql import upsert
 from gofer.store.ids import new_id
+from gofer.store.messages import column_text, open_stored
 from gofer.store.tables import (
     SCHEDULE,
     connections,
@@ -29,6 +31,7 @@ from gofer.store.tables import (
     principals,
     strangers,
 )
+from gofer.vault.errors import Tampered
 
 ALPHABET = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # without look-alikes: people type these on phones
 CODE_LENGTH = 8
@@ -359,9 +362,27 @@ def remove_identity(connection: Connection, workspace_id: str, integration: str,
 def private_person(connection: Connection, conversation_id: str) -> str | None:
     """The id of the one Principal who reads a conversation; None when others may, or when nobody knows who it is."""
     last = fast_sql.first(connection, _LAST_AUTHOR, {"conversation": conversation_id})
-    if last is None:
+    if last is None or not said_in_private(connection, last):
         return None
     return known_member(connection, last.workspace_id, last.integration, last.author)
+
+
+def said_in_private(connection: Connection, row: Any) -> bool:
+    """Whether a message was written in private, by whom and by which connection its row says.
+
+    All three are in its sealed content. Whoever can write to the database can change the row's columns, and whether
+    its conversation is private, but not what was sealed. The row has the conversation's `data_key`.
+    """
+    vault = row_macs.signing_of(connection).vault
+    if vault is None or row.sealed is None:
+        return False
+    try:
+        stored = open_stored(data_key(vault, row.conversation_id, row.data_key), row)
+    except (Tampered, NotFound):
+        return False
+    said = stored.message
+    by = (column_text(said.author.id), stored.connection_id)
+    return said.private and by == (row.author, row.connection_id)
 
 
 def known_member(connection: Connection, workspace_id: str, integration: str, subject: str) -> str | None:
@@ -376,7 +397,16 @@ def by_a_person(said: FromClause) -> ColumnElement[bool]:
 
 
 _LAST_AUTHOR = (
-    select(messages.c.author, connections.c.integration, conversations.c.workspace_id)
+    select(
+        messages.c.author,
+        messages.c.seq,
+        messages.c.sealed,
+        messages.c.conversation_id,
+        messages.c.connection_id,
+        conversations.c.data_key,
+        connections.c.integration,
+        conversations.c.workspace_id,
+    )
     .join(conversations, conversations.c.id == messages.c.conversation_id)
     .join(connections, connections.c.id == messages.c.connection_id)
     .where(messages.c.conversation_id == bindparam("conversation"), conversations.c.private.is_(True))

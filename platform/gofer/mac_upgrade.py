@@ -62,7 +62,7 @@ def start(connection: Connection, vault: Vault, *, recorded: str | None, record:
             "The key that rows are signed with was changed in the database. Put its backup back: gofer restore FILE."
         ) from None
     assert vault.mac_keys is not None
-    row_macs.signing_of(connection).use(vault.mac_keys)
+    row_macs.signing_of(connection).use(vault.mac_keys, vault)
     if made:
         audit.begin_chain(connection)
         key_body_digests(connection, vault)

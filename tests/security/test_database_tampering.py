@@ -43,6 +43,7 @@ from gofer.identity import (
     linked_identities,
     new_code,
     owners_of,
+    private_person,
     put_member,
     redeem,
     role_now,
@@ -58,6 +59,7 @@ from gofer.jobs.kinds import APPROVAL
 from gofer.jobs.outcome import Done, Wait
 from gofer.jobs.queue import Claim
 from gofer.mac_upgrade import start
+from gofer.memory.audience import private_rooms
 from gofer.memory.notes import keep_note
 from gofer.memory.records import Source, in_force
 from gofer.memory.scopes import conversation_scope, open_scope, person_scope
@@ -77,6 +79,7 @@ from gofer.store.tables import (
     agents,
     api_tokens,
     connections,
+    conversations,
     devices,
     events,
     goals,
@@ -653,6 +656,42 @@ async def test_a_message_is_from_where_it_came_whatever_the_row_says(world: Worl
     await world.run(lambda c: c.execute(update(messages).values(connection_id="phone_1")))
     (read,) = await heard(world)
     assert read.connection_id == CONNECTION, "4711 is somebody else there"
+
+
+async def test_whose_private_room_it_is_cannot_be_written_in(world: World) -> None:
+    for who in ("ann", "eve"):
+        account = {"integration": "hello", "subject": who, "name": who, "role": "member", "by": "test"}
+        await world.run(grant_role, workspace_id=FIRST_WORKSPACE, **account)
+        await world.say("psst", room=who, by=who, private=True)
+    await world.say("hello all", room="group", by="ann")
+    rows = await world.rows(select(messages.c.conversation_id, messages.c.author).order_by("created_at"))
+    of_ann, of_eve, group = (row.conversation_id for row in rows)
+    person = partial(world.run, private_person)
+    anns, eves = await person(conversation_id=of_ann), await person(conversation_id=of_eve)
+    assert None not in (anns, eves)
+    assert await world.run(private_rooms, principal_id=anns) == [of_ann]
+
+    def forge(connection: Connection) -> None:
+        connection.execute(update(conversations).values(private=True))
+        connection.execute(update(messages).where(messages.c.conversation_id == of_eve).values(author="ann"))
+        connection.execute(update(messages).where(messages.c.conversation_id == of_ann).values(author="eve"))
+
+    await world.run(forge)
+    # Nobody's memories are recalled in a room that says it is theirs, and no room's in somebody else's.
+    for room in (of_ann, of_eve, group):
+        assert await person(conversation_id=room) is None
+    for who in (anns, eves):
+        assert await world.run(private_rooms, principal_id=who) == []
+
+
+async def test_whose_private_room_it_is_stays_with_where_it_was_written(world: World) -> None:
+    await world.connect("phone_1", integration="telegram")
+    account = {"integration": "telegram", "subject": "4711", "name": "Ann", "role": "member", "by": "test"}
+    await world.run(grant_role, workspace_id=FIRST_WORKSPACE, **account)
+    await world.say("psst", by="4711", private=True)
+    (row,) = await world.rows(select(messages.c.conversation_id))
+    await world.run(lambda c: c.execute(update(messages).values(connection_id="phone_1")))
+    assert await world.run(private_person, conversation_id=row.conversation_id) is None, "that 4711 is Ann"
 
 
 async def test_an_upgrade_seals_the_trust_that_is_there(world: World) -> None:

@@ -21,7 +21,7 @@ from gofer.errors import NotFound, TooOften
 from gofer.goals.requests import make_goal
 from gofer.heartbeat.brief import Explained
 from gofer.heartbeat.records import NUDGED, is_muted, set_muted, settle
-from gofer.identity import role_now
+from gofer.identity import private_person, role_now
 from gofer.intake.arrival import Arrival, Taken
 from gofer.intake.scheduled_messages import find_place
 from gofer.intake.transaction import take_in
@@ -295,6 +295,7 @@ def _take_in(
         agent=agent,
         external_id=f"nudge-{claim.id}",
         stable_id=place.lasting or "",
+        private=private_person(connection, conversation_id) is not None,
     )
     body = text.encode("utf-8", "replace")
     arrival = Arrival(

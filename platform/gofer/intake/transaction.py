@@ -25,7 +25,7 @@ from gofer.store.db_time import now
 from gofer.store.encryption import data_key
 from gofer.store.ids import new_id
 from gofer.store.locks import lock_conversation
-from gofer.store.messages import binding_at, seal_message
+from gofer.store.messages import binding_at, column_text, seal_message
 from gofer.store.tables import (
     JobState,
     Trust,
@@ -147,7 +147,7 @@ def _make_conversation(connection: Connection, vault: Vault, arrival: Arrival, m
             id=conversation_id,
             workspace_id=arrival.workspace_id,
             kind=message.kind,
-            title=_plain(message.title),
+            title=column_text(message.title),
             data_key=new_conversation_key(connection, vault, conversation_id),
             last_seq=0,
             created_at=now(),
@@ -354,11 +354,11 @@ def _write_message(
         {
             "conversation_id": conversation_id,
             "seq": seq,
-            "author": _plain(message.author.id),
+            "author": column_text(message.author.id),
             "addressed": message.addressed,
             "event": message.event,
             "connection_id": arrival.connection_id,
-            "external_id": _plain(message.external_id),
+            "external_id": column_text(message.external_id),
             "trust": arrival.trust,
             "sealed": sealed,
         },
@@ -405,11 +405,6 @@ def _keep(
 def _insert_once(dialect: str) -> Any:
     inserted = fast_sql.upsert(dialect, deliveries).values(received_at=now())
     return inserted.on_conflict_do_nothing().returning(deliveries.c.id)
-
-
-def _plain(text: str) -> str:
-    """Text for a clear column; Postgres stores no NUL."""
-    return text.replace("\x00", "")[:1000]
 
 
 def is_current_name(connection: Connection, connection_id: str, message: Incoming) -> bool:

@@ -13,7 +13,7 @@ from typing import Literal
 from sqlalchemy import Connection, select
 
 from gofer.errors import Forbidden, Malformed
-from gofer.identity import by_a_person, known_member, private_person
+from gofer.identity import by_a_person, known_member, private_person, said_in_private
 from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, agent_scope, conversation_scope, person_scope
 from gofer.store.tables import connections, conversations, identities, messages
 
@@ -84,19 +84,30 @@ def private_rooms(connection: Connection, principal_id: str, besides: str = "") 
     newest = said.c.seq.desc()
     last = select(said).where(said.c.conversation_id == conversations.c.id).order_by(newest).limit(1)
     of_a_person = last.where(by_a_person(said))
-    author = of_a_person.with_only_columns(said.c.author).scalar_subquery()
-    via = of_a_person.with_only_columns(said.c.connection_id).scalar_subquery()
+    columns = {
+        name: of_a_person.with_only_columns(said.c[name]).scalar_subquery()
+        for name in ("author", "connection_id", "seq", "sealed")
+    }
     query = (
-        select(conversations.c.id, conversations.c.workspace_id, author.label("author"), via.label("via"))
+        select(
+            conversations.c.id.label("conversation_id"),
+            conversations.c.workspace_id,
+            conversations.c.data_key,
+            *(column.label(name) for name, column in columns.items()),
+        )
         .where(conversations.c.private.is_(True), conversations.c.purged_at.is_(None))
-        .where(conversations.c.id != besides, author.in_({subject for _, subject in subjects}))
+        .where(conversations.c.id != besides, columns["author"].in_({subject for _, subject in subjects}))
         .order_by(last.with_only_columns(said.c.created_at).scalar_subquery().desc())
         .limit(MAX_ROOMS)
     )
     found = connection.execute(query).all()
     integrations = dict(connection.execute(select(connections.c.id, connections.c.integration)).all())
-    by = [(row.workspace_id, integrations.get(row.via, ""), row.author) for row in found]
+    by = [(row.workspace_id, integrations.get(row.connection_id, ""), row.author) for row in found]
     theirs = {
         who for who in set(by) if who[1:] in subjects and known_member(connection, *who) == principal_id
     }
-    return [str(row.id) for row, who in zip(found, by, strict=True) if who in theirs]
+    return [
+        str(row.conversation_id)
+        for row, who in zip(found, by, strict=True)
+        if who in theirs and said_in_private(connection, row)
+    ]

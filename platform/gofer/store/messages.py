@@ -107,6 +107,11 @@ def _message(value: dict[str, Any]) -> Incoming:
     return Incoming(**kept)
 
 
+def column_text(text: str) -> str:
+    """Text for a clear column; Postgres stores no NUL."""
+    return text.replace("\x00", "")[:1000]
+
+
 def binding_at(connection: Connection, connection_id: str, ref: str) -> Row[Any] | None:
     """The binding of a place outside: its id, conversation_id and lasting."""
     found: Row[Any] | None = fast_sql.first(connection, _BINDING_AT, {"via": connection_id, "at": ref})

@@ -56,7 +56,7 @@ from gofer.store.tables import (
     sign_in_links,
     web_sessions,
 )
-from gofer.vault.envelope import MacKey, MacKeys, Part
+from gofer.vault.envelope import MacKey, MacKeys, Part, Vault
 from gofer.vault.errors import VaultError
 
 log = structlog.get_logger()
@@ -158,14 +158,17 @@ class Signing:
     def __init__(self) -> None:
         self._key: MacKey | None = None
         self._audit: MacKey | None = None
+        self.vault: Vault | None = None
+        """What opens words where they decide who somebody is: a row's own columns are not signed there."""
         self._lock = threading.Lock()
         self._known: dict[tuple[Any, ...], None] = {}
         """Hot rows whose MAC was checked before, so that a message does not pay for the MACs of the routes it takes."""
         self._told: dict[RefusedRow, float] = {}
         self._unwritten: list[RefusedRow] = []
 
-    def use(self, keys: MacKeys) -> None:
+    def use(self, keys: MacKeys, vault: Vault) -> None:
         """Sign and check with these keys from here on."""
+        self.vault = vault
         self._key = keys.key("row")
         self._audit = keys.key("audit")
         self._known.clear()
