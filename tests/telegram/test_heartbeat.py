@@ -15,6 +15,7 @@ from gofer.app import open_app
 from gofer.heartbeat.beats import Beats
 from gofer.heartbeat.findings import clock
 from gofer.heartbeat.records import spent_today
+from gofer.identity import private_person
 from gofer.jobs.control import answer
 from gofer.jobs.queue import submit
 from gofer.purge import purge_conversation
@@ -153,6 +154,8 @@ async def test_a_question_nobody_answered_is_nudged_once_and_says_why(
         await eventually(lambda: telegram.said(hers)[-1] == "Deployed main.", within=60)
         (said,) = await house.rows(select(messages).where(messages.c.external_id.startswith("nudge-")))
         assert (said.author, said.trust) == (str(ann.id), "owner")
+        whose = partial(private_person, conversation_id=said.conversation_id)
+        assert await house.platform.database.read(whose) is not None, "it is hers after a press, too"
         await house.sent()
         (hour, _) = (await house.platform.database.read(partial(service_levels, timezone="UTC")))["windows"]
         assert hour["first_word"]["p95"] <= hour["answer"]["p95"], "the first word comes before the answer"
