@@ -325,6 +325,8 @@ class Embedder:
     dimensions: int = 64
     meanings: dict[str, str] = field(default_factory=dict)
     """Words that count as another."""
+    unwanted: str = ""
+    """A word that no text may have: all texts of its request are refused."""
     fault: Literal["", "slow", "server_error", "garbage", "too_few", "not_finite"] = ""
     received: list[list[str]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -363,6 +365,8 @@ class Embedder:
             return "wrong model or input"
         if not all(isinstance(text, str) and text for text in texts):
             return "an input is empty"
+        if self.unwanted and any(self.unwanted in text for text in texts):
+            return "an input is not wanted"
         return None
 
     def _vector(self, text: str) -> list[float]:

@@ -46,7 +46,7 @@ from gofer.vault.errors import Tampered
 log = structlog.get_logger()
 
 BATCH = 32
-"""Memories that are embedded at once."""
+"""Memories that are embedded at once, at most."""
 MAX_CHARACTERS = 2000
 """Of a text that are embedded."""
 MAX_COMPARED = 1000
@@ -93,36 +93,52 @@ class Embeddings:
         """Scopes whose vectors a query could not be compared with."""
         self._damaged: set[int] = set()
         """Indexes whose memories cannot be read, until they are made anew."""
+        self._at_once = BATCH
+        """Memories that are embedded at once; fewer after a request that failed."""
 
-    async def embed_some(self) -> int:
-        """Embed a few memories that have no vector yet; returns how many. Never raises for the endpoint's faults."""
+    async def embed_some(self) -> bool:
+        """Embed a few memories that have no vector yet; whether there may be more to do now. Never raises for the
+        endpoint's faults."""
         while self._stale:
             await self._database.write(_drop, scope_id=self._stale.pop())
         lacking = await self._database.read(_lacking, besides=self._damaged)
         if lacking is None:
-            return 0
+            return False
         scope_id, index_id, start = lacking
         try:
             texts, state, keys = await self._database.read(
-                _texts, vault=self._vault, scope_id=scope_id, start=start
+                _texts, vault=self._vault, scope_id=scope_id, start=start, count=self._at_once
             )
-            wanted = [text[:MAX_CHARACTERS] for text in texts if text]
-            vectors = iter(await self._ask(wanted, BATCH_TIMEOUT) if wanted else [])
-            made = [next(vectors) if text else array("f") for text in texts]
-        except (EmbeddingsFailed, NotFound) as error:
-            self._fail(str(error))
-            return 0
         except (Tampered, GoferError) as error:
             log.info("memory.not_embedded", scope=scope_id, error=str(error))
             self._damaged.add(index_id)
-            return 0
+            return False
+        try:
+            made = await self._embed(texts)
+        except EmbeddingsFailed as error:
+            if await self.probe():
+                self._fail(str(error))
+                return False
+            if len(texts) > 1:  # one of them may be what it refuses, or they are too many for it
+                self._at_once = len(texts) // 2
+                return True
+            log.info("memory.not_embedded", scope=scope_id, error=f"of one text alone, {error}")
+            made = [array("f")]
+        else:
+            self._at_once = min(BATCH, self._at_once * 2)
         packed = [self._packed(vector) for vector in made]
         kept = await self._database.write(_keep, state=state, keys=keys, start=start, packed=packed)
         if not kept:
             self._fail(ANOTHER_SIZE)
         else:
             self.problem = ""
-        return len(texts) if kept else 0
+        return kept
+
+    async def _embed(self, texts: Sequence[str]) -> list[array[float]]:
+        """A vector for each text; an empty one where there is no text."""
+        wanted = [text[:MAX_CHARACTERS] for text in texts if text]
+        vectors = iter(await self._ask(wanted, BATCH_TIMEOUT) if wanted else [])
+        return [next(vectors) if text else array("f") for text in texts]
 
     async def near(self, query: str, scopes: Mapping[str, Keys]) -> dict[tuple[str, str | int], float]:
         """How near the newest memories of these scopes are to a query, by scope and memory; empty when it fails."""
@@ -152,11 +168,14 @@ class Embeddings:
     async def _ask(self, texts: Sequence[str], timeout: float) -> list[array[float]]:
         try:
             async with asyncio.timeout(timeout):
-                return await self._post(texts)
+                vectors = await self._post(texts)
         except TimeoutError:
             raise EmbeddingsFailed(f"it did not answer within {timeout:.0f} s") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise EmbeddingsFailed(f"it cannot be reached ({type(error).__name__})") from error
+        if self.problem != ANOTHER_SIZE:
+            self.problem = ""
+        return vectors
 
     async def _headers(self) -> dict[str, str]:
         name = self._endpoint.secret
@@ -245,14 +264,14 @@ def _lacking(connection: Connection, besides: Collection[int]) -> tuple[str, int
 
 
 def _texts(
-    connection: Connection, vault: Vault, scope_id: str, start: int
+    connection: Connection, vault: Vault, scope_id: str, start: int, count: int
 ) -> tuple[list[str], IndexState, Keys]:
     """The texts of the next memories of a scope; empty for what is not there any more."""
     keys, state = open_scope(connection, vault, scope_id), read_index(connection, scope_id)
     if state is None:
         raise NotFound("The index is gone.")
     texts = []
-    for memory in read_names(connection, state, keys, start, BATCH):
+    for memory in read_names(connection, state, keys, start, count):
         memory_id = turn_id(split_scope(scope_id)[1], memory) if isinstance(memory, int) else str(memory)
         try:
             texts.append(resolve(connection, vault, memory_id, scopes=(scope_id,)).text.strip())

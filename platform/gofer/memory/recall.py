@@ -277,7 +277,7 @@ class Recall:
                 self._stuck[scope_id] = last  # until something new is there
         if self.embeddings is not None:
             done += await self.embeddings.embed_some()
-        return bool(done) or bool(await self._database.write(index.sweep_postings))
+        return done > 0 or bool(await self._database.write(index.sweep_postings))
 
 
 DAMAGED = "damaged rows in its index"

@@ -146,6 +146,37 @@ async def test_dimensions_that_change_are_said_and_made_anew(library: Library) -
     assert len(await library.vectors()) == len(NOTES) + 1
 
 
+async def test_a_text_that_is_always_refused_holds_up_no_other(library: Library) -> None:
+    library.service.unwanted = "ferry"
+    for number in range(40):
+        await library.note(f"Crate {number} is in the harbour.")
+    other = NewMemory("note", person_scope("person_2"), "Her physician is Dr Brown.", "owner")
+    await library.world.run(changes.remember, vault=library.world.vault, new=other)
+    await library.fill()
+    assert (await library.found("doctor"))[0] == "My physician is Dr Grey."
+    hers = await library.recall.search([person_scope("person_2")], "doctor")
+    assert [each.memory.text for each in hers.found] == ["Her physician is Dr Brown."]
+    assert library.problem == ""
+    assert len(library.service.received) < 20, "not each text by itself"
+    library.service.unwanted = ""
+    assert (await library.found("ferry"))[0] == "The ferry leaves at nine.", "by words"
+
+
+async def test_a_server_that_answers_again_is_not_called_broken(library: Library) -> None:
+    await library.fill()
+    for asked_again in ("search", "doctor"):
+        library.service.fault = "server_error"
+        await library.found("ferry")
+        assert library.problem
+        library.service.fault = ""
+        if asked_again == "search":
+            await library.found("ferry")
+        else:
+            assert library.recall.embeddings is not None
+            assert await library.recall.embeddings.probe() == ""
+        assert library.problem == ""
+
+
 async def test_another_scope_is_never_compared_with(library: Library) -> None:
     await library.fill()
     other = await library.recall.search([person_scope("person_2")], "doctor")
